@@ -1,0 +1,23 @@
+"""HAAV: photos to captions, and where each word came from."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from haav.captioner import Captioner
+    from haav.errors import HaavError
+    from haav.types import Caption
+
+__version__ = "0.1.0"
+__all__ = ["Caption", "Captioner", "HaavError", "__version__"]
+
+_HOME = {"Captioner": "haav.captioner", "Caption": "haav.types", "HaavError": "haav.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: `haav --help` should not wait for torch."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'haav' has no attribute '{name}'")

@@ -1,0 +1,139 @@
+"""What a configuration is made of and what it costs, counted on the real modules without memory or time.
+
+Modules and inputs live on PyTorch's meta device: shapes flow, numbers do not. FLOPs are those of the
+matrix products that are run, two per multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from haav.config import Config, ModelConfig
+from haav.model.build import build_model
+from haav.model.ensemble import Ensemble
+from haav.model.haav import Haav
+from haav.text import BOS
+from haav.train.momentum import build_contrast
+from haav.types import View, Views, ViewSpec
+
+GROWTH = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs for one photo, its views at their longest."""
+
+    encoding: int
+    """views → encoded views"""
+    encoding_attention: int
+    """the part of it that is attention scores and mixing"""
+    memory: int
+    """cross-attention keys and values, once a photo"""
+    step: int
+    """one word of one caption, the first"""
+
+
+@dataclass(frozen=True)
+class Description:
+    encoding: str
+    aggregator: str
+    contrastive: bool
+    parameters: int
+    """all that is trained, the contrastive head included"""
+    inference_parameters: int
+    parts: dict[str, int]
+    views: dict[str, ViewSpec]
+    flops: Cost
+    growth: dict[int, Cost]
+    """cost against the number of equal views"""
+    exponents: dict[str, float]
+    """growth from 8 to 16 views as a power of V: 1 is linear, 2 quadratic"""
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def describe(config: Config) -> Description:
+    with torch.device("meta"):
+        model = build_model(config.model)
+        parts = _parts(model)
+        inference = sum(parts.values())
+        if config.contrast.enabled:
+            assert isinstance(model, Haav)
+            head = build_contrast(model.encoding, config.model, config.contrast).projector
+            parts["contrastive head (training only)"] = _size(head)
+    growth = {count: cost(with_equal_views(config.model, count)) for count in GROWTH}
+    return Description(
+        encoding=config.model.encoding,
+        aggregator=config.model.aggregator,
+        contrastive=bool(config.contrast.enabled),
+        parameters=sum(parts.values()),
+        inference_parameters=inference,
+        parts=parts,
+        views=config.model.views,
+        flops=cost(config.model),
+        growth=growth,
+        exponents={
+            name: round(math.log2(asdict(growth[16])[name] / asdict(growth[8])[name]), 3)
+            for name in asdict(growth[16])
+        },
+    )
+
+
+def cost(config: ModelConfig) -> Cost:
+    with torch.device("meta"):
+        model = build_model(config).eval()
+        views = {name: blank_view(spec) for name, spec in config.views.items()}
+        word = torch.full((1, 1, 1), BOS)
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as encoding:
+            encoded = model.encode(views)
+        with FlopCounterMode(display=False) as memory:
+            cache = model.start(encoded)  # type: ignore[arg-type]
+        with FlopCounterMode(display=False) as step:
+            model.decode(word, cache)  # type: ignore[arg-type]
+    attention = encoding.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
+    return Cost(encoding.get_total_flops(), attention, memory.get_total_flops(), step.get_total_flops())
+
+
+def with_equal_views(config: ModelConfig, count: int) -> ModelConfig:
+    """The same model with `count` views, each like its longest one."""
+    longest = max(config.views.values(), key=lambda spec: spec.max_tokens)
+    return replace(config, views={f"view{number}": longest for number in range(count)})
+
+
+def blank_view(spec: ViewSpec) -> View:
+    """One photo's view at its longest, on the current default device."""
+    tokens = spec.max_tokens
+    return View(
+        torch.zeros(1, tokens, spec.dim),
+        torch.ones(1, tokens, dtype=torch.bool),
+        {name: torch.zeros(1, tokens, dtype=torch.int64) for name in spec.indices},
+        torch.zeros(1, tokens, 4) if spec.boxes else None,
+    )
+
+
+def _parts(model: Haav | Ensemble) -> dict[str, int]:
+    """Trainable parameters by part, summed over the members of an ensemble."""
+    parts = dict.fromkeys(["view projections", "encoder", "decoder layers", "word embedding", "word output"], 0)
+    for member in model.members:
+        decoder = member.decoder
+        projections = _size(member.encoding.embed)
+        parts["view projections"] += projections
+        parts["encoder"] += _size(member.encoding) - projections
+        parts["decoder layers"] += _size(decoder.layers)
+        parts["word embedding"] += _size(decoder.words)
+        parts["word output"] += _size(decoder.output)
+    return parts
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+__all__ = ["Cost", "Description", "Views", "cost", "describe", "with_equal_views"]

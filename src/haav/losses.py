@@ -1,0 +1,46 @@
+"""The losses as pure functions of tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BLOCKED = -1e30
+"""a score that can never win, yet keeps gradients finite where everything is blocked"""
+
+
+def caption_xe(logits: Tensor, targets: Tensor, pad: int) -> Tensor:
+    """Mean negative log-probability of the real next words: logits (B, C, T, words), targets (B, C, T)."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=pad)
+
+
+def info_nce(
+    queries: Tensor, keys: Tensor, mask: Tensor, queue: Tensor, temperature: float, positives: str = "others"
+) -> Tensor:
+    """Contrast each view of a photo with the photo's views and with other photos (MoCo-v2, paper §3.3).
+
+    queries, keys (B, V, D) normalised; mask (B, V): the photo has the view; queue (K, D).
+    Every (query view, positive key view) pair of a photo is an InfoNCE term of its own:
+    log(e^pos + Σ e^neg) - pos, where the negatives are all views of the batch's other photos and
+    the queue. `positives` "others" leaves a view's own key out (the paper), "all" counts it (the release).
+
+    One product per pair of operands: negatives are never copied per positive.
+    """
+    batch, views = mask.shape
+    queries, keys, queue = queries.float() / temperature, keys.float(), queue.float()
+    positive = torch.einsum("bvd,bwd->bvw", queries, keys)
+
+    photo = torch.arange(batch, device=mask.device).repeat_interleave(views)
+    negative = (photo[:, None] != photo) & mask.flatten()
+    against_batch = (queries.flatten(0, 1) @ keys.flatten(0, 1).T).masked_fill(~negative, BLOCKED).logsumexp(dim=1)
+    against_queue = queries.flatten(0, 1) @ queue.T
+    if len(queue):
+        against_batch = torch.logaddexp(against_batch, against_queue.logsumexp(dim=1))
+    rest = against_batch.view(batch, views, 1)
+
+    pairs = mask[:, :, None] & mask[:, None, :]
+    if positives == "others":
+        pairs = pairs & ~torch.eye(views, dtype=torch.bool, device=mask.device)
+    terms = (torch.logaddexp(positive, rest) - positive).masked_fill(~pairs, 0.0)
+    return terms.sum() / pairs.sum().clamp(min=1)

@@ -1,0 +1,78 @@
+"""The seam inside a decoder layer: `aggregator(query, memory) -> Aggregated(context, weights)`.
+
+An aggregator owns both tiers, within a view and across views, so that "concatenate" is one of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from haav.model.layers import Attention, SetAttention
+from haav.registry import Registry
+from haav.types import Aggregated, EncodedViews, Memory, Source
+
+
+class Aggregator(nn.Module, ABC):
+    needs_views: ClassVar[bool]
+    """whether it weighs views against each other and so needs an encoding that keeps them"""
+    exposes_weights: ClassVar[bool]
+    """whether it says how much each view counted"""
+
+    def __init__(self, views: Sequence[str], layers: int, d_model: int, heads: int, dropout: float) -> None:
+        """`views`: names of the encoded views; `layers`: encoder layers that the decoder sees"""
+        super().__init__()
+
+    @abstractmethod
+    def remember(self, encoded: EncodedViews) -> Memory:
+        """Keys and values of the encoded tokens; made once a photo."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
+        """query (B, N, D), the self-attended words of all captions of a photo → context (B, N, D)"""
+
+
+class TwoTierAggregator(Aggregator):
+    """Attend within each view by one cross-attention that all views share; a subclass goes across.
+
+    Where the decoder sees several encoder layers, each is attended to and an attention over the
+    results picks among them (the release does so, the paper has one layer).
+    """
+
+    needs_views = True
+
+    def __init__(self, views: Sequence[str], layers: int, d_model: int, heads: int, dropout: float) -> None:
+        super().__init__(views, layers, d_model, heads, dropout)
+        self.within = Attention(d_model, heads, dropout)
+        self.across_layers = SetAttention(d_model, heads, dropout) if layers > 1 else None
+
+    def remember(self, encoded: EncodedViews) -> Memory:
+        sources = (
+            Source(self.within.remember(tokens), mask)
+            for tokens, mask in zip(encoded.tokens, encoded.masks, strict=True)
+        )
+        return Memory(tuple(sources), encoded.present)
+
+    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
+        found = torch.stack([self._look(query, source) for source in memory.sources], dim=2)
+        return self.across(query, found, memory.present[:, None])
+
+    def _look(self, query: Tensor, source: Source) -> Tensor:
+        """What the query finds in one view, (B, N, D)."""
+        per_layer: Tensor = self.within(query, source.memory, source.mask[:, None, None, None])
+        if self.across_layers is None:
+            return per_layer.squeeze(1)
+        found: Tensor
+        found, _ = self.across_layers(query, per_layer.transpose(1, 2))
+        return found
+
+    @abstractmethod
+    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
+        """query (B, N, D), found (B, N, V, D), present (B, 1, V)"""
+
+
+aggregators: Registry[Aggregator] = Registry("aggregator")

@@ -1,0 +1,101 @@
+"""The only place where config meets modules: builders flatten settings into arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from haav.config import Config, ModelConfig
+from haav.errors import unknown
+from haav.model.aggregators import aggregators
+from haav.model.decoder import Decoder, DecoderLayer
+from haav.model.embed import ViewEmbeddings
+from haav.model.encodings import encodings
+from haav.model.ensemble import Ensemble
+from haav.model.haav import Haav
+from haav.model.layers import Encoder
+
+
+def resolve(config: Config) -> tuple[Config, list[str]]:
+    """Fill in what is left to the encoding ("auto"), and say why a combination cannot work.
+
+    Asks each part for what it can do, never for its name.
+    """
+    model, problems = config.model, []
+    if not model.views:
+        problems.append("no view is left: model.views needs at least one, e.g. --model.views.grid.dim 768.")
+    if model.aggregator != "auto" and model.aggregator not in aggregators:
+        problems.append(unknown("aggregator", model.aggregator, [*aggregators, "auto"]))
+    if model.encoding not in encodings:
+        problems.append(unknown("encoding", model.encoding, encodings))
+        return config, problems
+
+    encoding = encodings.get(model.encoding)
+    if model.aggregator == "auto":
+        model = replace(model, aggregator=encoding.default_aggregator)
+    if model.aggregator in aggregators and aggregators.get(model.aggregator).needs_views and not encoding.keeps_views:
+        problems.append(
+            f"aggregator '{model.aggregator}' weighs views against each other, but encoding '{model.encoding}' "
+            f"does not keep them apart.\n  Use --aggregator {encoding.default_aggregator}, or an encoding that keeps "
+            f"views: {', '.join(name for name in encodings if encodings.get(name).keeps_views)}."
+        )
+    contrast, contrastable = config.contrast, encoding.keeps_views and len(model.views) > 1
+    if contrast.enabled is None:
+        contrast = replace(contrast, enabled=contrastable)
+    elif contrast.enabled and not contrastable:
+        reason = (
+            f"encoding '{model.encoding}' does not keep views apart"
+            if not encoding.keeps_views
+            else "this model has one view"
+        )
+        problems.append(
+            f"the contrastive loss pulls the views of a photo together, but {reason}: there is nothing to contrast.\n"
+            "  Use --contrastive false."
+        )
+    return replace(config, model=model, contrast=contrast), problems
+
+
+def build_model(config: ModelConfig) -> Haav | Ensemble:
+    """The network of a resolved config; several whole models come back as one ensemble."""
+    parts = encodings.get(config.encoding).split(tuple(config.views))
+    models = [_build_haav(replace(config, views={name: config.views[name] for name in part})) for part in parts]
+    return models[0] if len(models) == 1 else Ensemble(models)
+
+
+def _build_haav(config: ModelConfig) -> Haav:
+    embed = ViewEmbeddings(
+        config.views,
+        d_model=config.d_model,
+        learned_cls=config.cls == "learned",
+        channel_dropout=config.channel_dropout,
+        whole_channels=config.channel_dropout_unit == "channel",
+        token_dropout=config.token_dropout,
+        dropped_is_padding=config.token_dropout_leaves == "padding",
+    )
+
+    def new_encoder() -> Encoder:
+        return Encoder(
+            config.d_model,
+            config.heads,
+            config.d_ff,
+            layers=config.encoder_layers,
+            slots=config.memory_slots,
+            dropout=config.dropout,
+            keep_all=config.encoder_outputs == "all",
+        )
+
+    encoding = encodings.get(config.encoding)(
+        embed, new_encoder, view_dropout=config.view_dropout, view_dropout_draw=config.view_dropout_draw
+    )
+
+    def new_layer() -> DecoderLayer:
+        aggregator = aggregators.get(config.aggregator)(
+            encoding.names,
+            layers=config.encoder_layers if config.encoder_outputs == "all" else 1,
+            d_model=config.d_model,
+            heads=config.heads,
+            dropout=config.dropout,
+        )
+        return DecoderLayer(aggregator, config.d_model, config.heads, config.d_ff, config.dropout)
+
+    decoder = Decoder(new_layer, config.decoder_layers, config.d_model, config.vocabulary_size, config.max_words)
+    return Haav(encoding, decoder)

@@ -1,0 +1,73 @@
+"""Words in, next-word scores out: self-attention → aggregator → feed-forward, M times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from haav.model.aggregators import Aggregator
+from haav.model.layers import Attention, FeedForward, sinusoids
+from haav.types import Aggregated, Cache, Decoded, EncodedViews, KeyValues, Memory
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, aggregator: Aggregator, d_model: int, heads: int, d_ff: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(d_model, heads, dropout)
+        self.aggregator = aggregator
+        self.feed_forward = FeedForward(d_model, d_ff, dropout)
+
+    def forward(
+        self, words: Tensor, past: KeyValues | None, causal: Tensor | None, memory: Memory
+    ) -> tuple[Tensor, Aggregated, KeyValues]:
+        """words (B, C, T, D), of which the past P are in `past` → the same, and the past with them in it"""
+        known = self.attention.remember(words)
+        if past is not None:
+            known = KeyValues(torch.cat([past.keys, known.keys], -2), torch.cat([past.values, known.values], -2))
+        attended = self.attention(words, known, causal)
+        # All captions of a photo ask its one memory: no copy per caption or beam.
+        gathered: Aggregated = self.aggregator(attended.flatten(1, 2), memory)
+        return self.feed_forward(gathered.context).view_as(words), gathered, known
+
+
+class Decoder(nn.Module):
+    def __init__(
+        self, new_layer: Callable[[], DecoderLayer], layers: int, d_model: int, vocabulary_size: int, max_words: int
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary_size, d_model)
+        self.layers = nn.ModuleList(new_layer() for _ in range(layers))
+        self.output = nn.Linear(d_model, vocabulary_size, bias=False)
+        # Row 0 is unused: the release counts words from 1.
+        self.register_buffer("positions", sinusoids(max_words + 1, d_model))
+
+    def start(self, encoded: EncodedViews) -> Cache:
+        """The cache before the first word: cross-attention keys and values, once a photo."""
+        return Cache(tuple(layer.aggregator.remember(encoded) for layer in self.layers), words=())
+
+    def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
+        """tokens (B, C, T) int64, the next T words of C captions of each photo"""
+        captions, new = tokens.shape[1:]
+        end = cache.length + new
+        positions = self.get_buffer("positions")
+        if end >= len(positions):
+            raise ValueError(f"caption of {end} words: this model has positions for {len(positions) - 1}.")
+        causal = None
+        if new > 1:
+            causal = torch.ones(new, end, dtype=torch.bool, device=tokens.device).tril(cache.length)
+        x = self.words(tokens) + positions[cache.length + 1 : end + 1]
+        weights: list[Tensor] = []
+        words: list[KeyValues] = []
+        for number, layer in enumerate(self.layers):
+            past = cache.words[number] if cache.words else None
+            x, gathered, known = layer(x, past, causal, cache.memory[number])
+            words.append(known)
+            if gathered.weights is not None:
+                weights.append(gathered.weights.unflatten(1, (captions, new)))
+        return Decoded(
+            logits=self.output(x),
+            weights=torch.stack(weights, dim=3) if weights else None,
+            cache=Cache(cache.memory, tuple(words), end),
+        )

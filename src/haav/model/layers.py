@@ -1,0 +1,189 @@
+"""Attention, feed-forward, positions and the three dropouts that every variant is built from.
+
+Attention is written out as matrix products: on a CPU in bfloat16 that trains faster than the fused
+kernel, its weights are there to be returned, and a fully masked row is merely finite, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from haav.types import KeyValues
+
+
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Softmax over the last axis where masked entries get exactly 0; all 0 where nothing is left."""
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0.0)
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """(length, dim): sine in even columns, cosine in odd ones, wavelengths 2π … 10000·2π."""
+    positions = torch.arange(length, dtype=torch.float32)[:, None]
+    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    angles = positions * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(..., N, D) → (..., H, N, D/H)"""
+    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+
+class _Projections(nn.Module):
+    """The parameters of one multi-head attention with its residual and LayerNorm (post-norm).
+
+    Keys and values are one product: they are always made from the same tokens.
+    """
+
+    def __init__(self, d_model: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (d_model // heads) ** -0.5
+        self.query = nn.Linear(d_model, d_model)
+        self.key_value = nn.Linear(d_model, 2 * d_model)
+        self.output = nn.Linear(d_model, d_model)
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+        for weight in (self.query.weight, *self.key_value.weight.chunk(2), self.output.weight):
+            nn.init.xavier_uniform_(weight)
+        for linear in (self.query, self.key_value, self.output):
+            nn.init.zeros_(linear.bias)
+
+    def finish(self, query: Tensor, mixed: Tensor) -> Tensor:
+        normed: Tensor = self.norm(query + self.dropout(self.output(mixed)))
+        return normed
+
+
+class Attention(_Projections):
+    """Every query looks at every token of one sequence.
+
+    With `slots`, learned keys and values stand beside the tokens' own (the M² memory): they are
+    never masked, so a token always has something to attend to.
+    """
+
+    def __init__(self, d_model: int, heads: int, dropout: float, slots: int = 0) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.slots = slots
+        if slots:
+            self.slot_keys = nn.Parameter(torch.randn(slots, d_model) * heads / d_model)
+            self.slot_values = nn.Parameter(torch.randn(slots, d_model) / slots)
+
+    def remember(self, tokens: Tensor) -> KeyValues:
+        """tokens (..., S, D) → keys and values (..., H, S [+ slots], D/H)"""
+        keys, values = (split_heads(part, self.heads) for part in self.key_value(tokens).chunk(2, dim=-1))
+        if self.slots:
+            # The scales are M²'s: slots start as strong as projected tokens.
+            slot_keys = split_heads(self.slot_keys / self.scale, self.heads).to(keys.dtype)
+            slot_values = split_heads(self.slot_values * math.sqrt(self.slots), self.heads).to(values.dtype)
+            keys = torch.cat([keys, slot_keys.expand(*keys.shape[:-3], -1, -1, -1)], dim=-2)
+            values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
+        return KeyValues(keys, values)
+
+    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
+        """query (..., N, D); mask True where looking is allowed, broadcast to (..., H, N, S) → (..., N, D)
+
+        `memory` may have one more leading axis than `query` (encoder layers); so does the result then.
+        """
+        heads = split_heads(self.query(query) * self.scale, self.heads)
+        if memory.keys.dim() > heads.dim():
+            heads, query = heads.unsqueeze(1), query.unsqueeze(1)
+        scores = heads @ memory.keys.transpose(-1, -2)
+        if mask is not None:
+            hidden = nn.functional.pad(~mask, (0, self.slots), value=False)
+            scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        mixed = (scores.softmax(dim=-1) @ memory.values).transpose(-2, -3).flatten(-2)
+        return self.finish(query, mixed)
+
+
+class SetAttention(_Projections):
+    """Every query looks at a handful of items of its own, and the weights are part of the result.
+
+    Used across views (Lv2) and across encoder layers. With so few items the products are a
+    broadcast multiplication; the softmax is always computed in the open.
+    """
+
+    def forward(self, query: Tensor, items: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """query (..., D), items (..., V, D), mask (..., V) → (..., D), weights (..., H, V)"""
+        heads = (self.query(query) * self.scale).unflatten(-1, (self.heads, 1, -1))
+        keys, values = (
+            part.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in self.key_value(items).chunk(2, dim=-1)
+        )
+        scores = (heads * keys).sum(dim=-1)
+        weights = scores.softmax(dim=-1) if mask is None else masked_softmax(scores, mask.unsqueeze(-2))
+        mixed = (weights.unsqueeze(-1) * values).sum(dim=-2).flatten(-2)
+        return self.finish(query, mixed), weights
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with their residual and LayerNorm (post-norm)."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_ff)
+        self.outer = nn.Linear(d_ff, d_model)
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) → (..., D)"""
+        inner = self.dropout(self.inner(x).relu())
+        normed: Tensor = self.norm(x + self.dropout(self.outer(inner)))
+        return normed
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, d_model: int, heads: int, d_ff: int, slots: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(d_model, heads, dropout, slots)
+        self.feed_forward = FeedForward(d_model, d_ff, dropout)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, S, D), mask (B, S) → (B, S, D)"""
+        attended = self.attention(x, self.attention.remember(x), mask[:, None, None])
+        encoded: Tensor = self.feed_forward(attended)
+        return encoded
+
+
+class Encoder(nn.Module):
+    """N transformer layers over one token sequence."""
+
+    def __init__(
+        self, d_model: int, heads: int, d_ff: int, layers: int, slots: int, dropout: float, keep_all: bool
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(d_model, heads, d_ff, slots, dropout) for _ in range(layers))
+        self.keep_all = keep_all
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, S, D), mask (B, S) → (B, L, S, D), the last layer last; L is 1 unless all are kept"""
+        outputs = []
+        for layer in self.layers:
+            x = layer(x, mask)
+            outputs.append(x)
+        return torch.stack(outputs if self.keep_all else outputs[-1:], dim=1)
+
+
+def keep_channels(batch: int, channels: int, p: float, like: Tensor) -> Tensor:
+    """(B, 1, D) multiplier that zeroes a channel with probability p, scaled to keep the mean (paper: p_c)."""
+    kept = torch.rand(batch, 1, channels, device=like.device) >= p
+    return kept.to(like.dtype) / (1 - p)
+
+
+def thin(mask: Tensor, p: float) -> Tensor:
+    """Drop each True with probability p, but never a row's last one: the luckiest draw always stays."""
+    draws = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1.0)
+    luckiest = torch.zeros_like(mask).scatter(1, draws.argmax(dim=1, keepdim=True), True)
+    return mask & ((draws >= p) | luckiest)
+
+
+def thin_views(present: Tensor, p: float, draw: str) -> Tensor:
+    """(B, V): the views the decoder still sees, of a photo's own at least one (paper: p_v)."""
+    if draw == "photo":
+        return thin(present, p)
+    # One draw for the whole batch; a photo that would lose its last view keeps what it has.
+    thinned = present & thin(present.any(dim=0, keepdim=True), p)
+    return torch.where(thinned.any(dim=1, keepdim=True), thinned, present)

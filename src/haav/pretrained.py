@@ -1,0 +1,157 @@
+"""A model directory: `config.json`, `model.safetensors`, `vocabulary.json`. No pickle, no code.
+
+Each file is written beside its place and moved there, so a crash leaves the old one or the new one.
+The weights file carries a fingerprint of the other two: files of different saves do not mix unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from haav.config import Config, flatten, parse, to_dict
+from haav.errors import CheckpointError
+from haav.model.build import build_model, resolve
+from haav.model.ensemble import Ensemble
+from haav.model.haav import Haav
+from haav.text import Vocabulary
+
+FORMAT = "haav-1"
+CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.json"
+MAX_JSON_BYTES = 64_000_000
+
+
+def save_pretrained(directory: str | Path, model: nn.Module, config: Config, vocabulary: Vocabulary) -> None:
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = _to_json({"format": FORMAT, **to_dict(config)})
+    words = _to_json(vocabulary.to_json())
+    _write(directory / VOCABULARY, lambda path: path.write_text(words, encoding="utf-8"))
+    _write(directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
+    save_weights(directory / WEIGHTS, model.state_dict(), {"of": _fingerprint(settings, words)})
+
+
+def load_pretrained(
+    directory: str | Path, device: torch.device | str = "cpu"
+) -> tuple[Haav | Ensemble, Config, Vocabulary]:
+    """The model in evaluation mode, its config and words; any fault is a CheckpointError that names the file."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"no model directory {directory}. It should hold {CONFIG}, {WEIGHTS} and {VOCABULARY}.")
+    settings, words = _read_text(directory / CONFIG), _read_text(directory / VOCABULARY)
+    config = _config_from(_parse_json(settings, directory / CONFIG), directory / CONFIG)
+    vocabulary = Vocabulary.from_json(_parse_json(words, directory / VOCABULARY))
+    if len(vocabulary) != config.model.vocabulary_size:
+        raise CheckpointError(
+            f"{directory / VOCABULARY} has {len(vocabulary)} words, {CONFIG} says {config.model.vocabulary_size}."
+        )
+    weights, metadata = load_weights(directory / WEIGHTS)
+    if metadata.get("of", "") != _fingerprint(settings, words):
+        raise CheckpointError(
+            f"{directory / WEIGHTS} was saved with another {CONFIG} or {VOCABULARY} than the ones beside it.\n"
+            "  Copy all three files from one save."
+        )
+    with torch.device("meta"):
+        model = build_model(config.model)
+    fit_weights(model, weights, directory / WEIGHTS)
+    return model.to(device).eval(), config, vocabulary
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _write(path, lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata}))
+
+
+def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from None
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing.") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}.") from None
+
+
+def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Put every tensor in its place; names and shapes must match one to one."""
+    expected = module.state_dict()
+    faults = [f"'{name}' is missing" for name in expected.keys() - weights.keys()]
+    faults += [f"'{name}' is not of this model" for name in weights.keys() - expected.keys()]
+    faults += [
+        f"'{name}' has shape {tuple(weights[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if faults:
+        shown = "; ".join(sorted(faults)[:3])
+        raise CheckpointError(f"{path} does not fit the config beside it ({len(faults)} tensors): {shown}.")
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    module.load_state_dict(floats, assign=True)
+
+
+def _config_from(data: Any, path: Path) -> Config:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise CheckpointError(f"{path} is not a haav config of format '{FORMAT}': found {found!r}.")
+    settings = {key: value for key, value in data.items() if key != "format"}
+    config, problems = parse([flatten(settings)])
+    config, more = resolve(config)
+    if problems or more:
+        raise CheckpointError(f"{path}: " + "; ".join([*problems, *more]))
+    return config
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is not text in UTF-8.") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def _parse_json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not whole JSON: {error}.") from None
+
+
+def _to_json(data: Any) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def _fingerprint(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write beside the place, flush to disk, then move there in one go."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

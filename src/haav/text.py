@@ -1,0 +1,74 @@
+"""Captions as word ids and back; the vocabulary is a JSON file."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from haav.errors import CheckpointError
+
+UNK, PAD, BOS, EOS = 0, 1, 2, 3
+SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
+
+_WORD = re.compile(r"\w+(?:[-']\w+)*")
+
+
+def tokenize(caption: str) -> list[str]:
+    """Lower case, punctuation removed; hyphens and apostrophes inside a word stay."""
+    plain = unicodedata.normalize("NFKC", caption).replace("’", "'").lower()
+    return _WORD.findall(plain)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    words: tuple[str, ...]
+    """by id; the first four are `SPECIAL`"""
+
+    @classmethod
+    def build(cls, captions: Iterable[str], min_count: int = 5) -> Vocabulary:
+        """Words seen at least `min_count` times, the most frequent first, ties in alphabetical order."""
+        counts = Counter(word for caption in captions for word in tokenize(caption))
+        kept = [word for word, count in counts.items() if count >= min_count]
+        return cls((*SPECIAL, *sorted(kept, key=lambda word: (-counts[word], word))))
+
+    @classmethod
+    def from_json(cls, data: object) -> Vocabulary:
+        """`{"words": [...]}`; anything else is a CheckpointError."""
+        words = data.get("words") if isinstance(data, dict) else None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise CheckpointError('vocabulary.json must be {"words": [a string for each id]}.')
+        if tuple(words[: len(SPECIAL)]) != SPECIAL:
+            raise CheckpointError(f"vocabulary.json must begin with {', '.join(SPECIAL)}; it begins with {words[:4]}.")
+        if len(set(words)) != len(words):
+            twice = next(word for word, count in Counter(words).items() if count > 1)
+            raise CheckpointError(f"vocabulary.json has '{twice}' more than once.")
+        return cls(tuple(words))
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {"words": list(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, caption: str) -> list[int]:
+        """Word ids between <bos> and <eos>; unknown words become <unk>."""
+        known = (self._ids.get(word, UNK) for word in tokenize(caption))
+        return [BOS, *known, EOS]
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        """Words up to the first <eos>; <bos> and <pad> are left out."""
+        words = []
+        for number in ids:
+            if number == EOS:
+                break
+            if number not in (BOS, PAD):
+                words.append(self.words[number])
+        return words

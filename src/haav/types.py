@@ -1,0 +1,198 @@
+"""What flows between the parts: named fields with documented shapes.
+
+Axes: B photos, C captions of one photo, V views, S tokens of a view, T words, D width, H heads,
+L encoder layers kept, M decoder layers. Masks are True where a token is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ViewSpec:
+    """What a model must know of a view before it has seen one."""
+
+    dim: int = field(metadata={"doc": "width of the view's tokens", "low": 1})
+    max_tokens: int = field(metadata={"doc": "most tokens a photo can have", "low": 1})
+    indices: dict[str, int] = field(
+        default_factory=dict,
+        metadata={"doc": "integer positions a token carries and their range, e.g. {crop: 5, rank: 16}", "low": 1},
+    )
+    boxes: bool = field(default=False, metadata={"doc": "whether tokens carry a box (x1, y1, x2, y2) in 0..1"})
+
+
+@dataclass(frozen=True)
+class View:
+    """One view of a batch of photos. A row of `mask` without a True is a photo that lacks the view."""
+
+    tokens: Tensor
+    """(B, S, D_view), any float type"""
+    mask: Tensor
+    """(B, S) bool"""
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+    """name → (B, S) int64"""
+    boxes: Tensor | None = None
+    """(B, S, 4): x1, y1, x2, y2 as fractions of the photo"""
+
+    def to(self, device: torch.device | str) -> View:
+        return View(
+            self.tokens.to(device),
+            self.mask.to(device),
+            {name: index.to(device) for name, index in self.indices.items()},
+            None if self.boxes is None else self.boxes.to(device),
+        )
+
+
+Views = Mapping[str, View]
+"""Views of the same photos by name. A name that is left out is absent for every photo."""
+
+
+@dataclass(frozen=True)
+class EmbeddedView:
+    """A view in the model's width, its [CLS] in front."""
+
+    tokens: Tensor
+    """(B, 1+S, D)"""
+    mask: Tensor
+    """(B, 1+S) bool; [CLS] is real exactly where the photo has the view"""
+
+
+@dataclass(frozen=True)
+class EncodedViews:
+    """What the decoder reads: per view, the encoder's tokens, [CLS] first."""
+
+    names: tuple[str, ...]
+    tokens: tuple[Tensor, ...]
+    """per view (B, L, 1+S, D), the last layer last"""
+    masks: tuple[Tensor, ...]
+    """per view (B, 1+S) bool"""
+    present: Tensor
+    """(B, V) bool: views the decoder may use; in training, view dropout has thinned it"""
+
+    @property
+    def cls(self) -> Tensor:
+        """(B, V, L, D): the view-level representation that the contrastive loss compares"""
+        return torch.stack([tokens[:, :, 0] for tokens in self.tokens], dim=1)
+
+    @property
+    def cls_mask(self) -> Tensor:
+        """(B, V) bool: whether the photo has the view at all"""
+        return torch.stack([mask[:, 0] for mask in self.masks], dim=1)
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """What attention looks up: (..., H, S, D/H) twice."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """Keys and values of one token sequence, with the tokens that are real."""
+
+    memory: KeyValues
+    """(B, L, H, S, D/H)"""
+    mask: Tensor
+    """(B, S) bool"""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One decoder layer's cross-attention keys and values: made once a photo, shared by its captions."""
+
+    sources: tuple[Source, ...]
+    present: Tensor
+    """(B, V) bool"""
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    context: Tensor
+    """(B, N, D) for N query words of a photo"""
+    weights: Tensor | None
+    """(B, N, H, V): how much each head trusts each view at each word; None where a variant has no such thing"""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Everything a decoding step needs of the past. Passed in and returned, never hidden in modules."""
+
+    memory: tuple[Memory, ...]
+    """per decoder layer; the same whatever happens to the beams"""
+    words: tuple[KeyValues, ...]
+    """per decoder layer (B, C, H, P, D/H) of the P words read so far; empty before the first"""
+    length: int = 0
+
+    def reorder(self, beams: Tensor) -> Cache:
+        """Caption c of the result continues caption `beams[b, c]`, (B, C') int64. Memory is not touched."""
+
+        def pick(past: Tensor) -> Tensor:
+            index = beams[:, :, None, None, None].expand(-1, -1, *past.shape[2:])
+            return past.gather(1, index)
+
+        return replace(self, words=tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words))
+
+
+@dataclass(frozen=True)
+class Decoded:
+    logits: Tensor
+    """(B, C, T, words): next-word scores; for an ensemble, the log of its mean probability"""
+    weights: Tensor | None
+    """(B, C, T, M, H, V): the across-view (Lv2) weights of every decoder layer and head"""
+    cache: CacheLike
+
+    @property
+    def logprobs(self) -> Tensor:
+        """(B, C, T, words) float32"""
+        return self.logits.float().log_softmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class EnsembleEncoded:
+    """The encodings of an ensemble's members, and how much each may say about each photo."""
+
+    members: tuple[EncodedViews, ...]
+    shares: Tensor
+    """(B, members): 1 / (members that can see the photo), 0 for those that cannot"""
+
+    @property
+    def present(self) -> Tensor:
+        """(B, members) bool: who can see the photo"""
+        return self.shares > 0
+
+
+@dataclass(frozen=True)
+class EnsembleCache:
+    members: tuple[Cache, ...]
+    shares: Tensor
+
+    def reorder(self, beams: Tensor) -> EnsembleCache:
+        return replace(self, members=tuple(member.reorder(beams) for member in self.members))
+
+
+EncodedLike = EncodedViews | EnsembleEncoded
+CacheLike = Cache | EnsembleCache
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    logprob: float
+    views: Mapping[str, float] | None
+    """view → weight (last decoder layer, mean over heads); sums to 1; None where the variant has no weights"""
+
+
+@dataclass(frozen=True)
+class Caption:
+    text: str
+    words: tuple[Word, ...]
+    logprob: float
+    n_best: tuple[Caption, ...] = ()
+    """the other beams, most probable first"""
