@@ -29,8 +29,8 @@ from haav.train.momentum import MomentumContrast, build_contrast
 from haav.types import ViewSpec
 
 CONTRAST = "contrast.safetensors"
-ANCHOR = "decoder.word_emb.weight"
-"""a tensor that every released checkpoint has: tells the format and the prefix of its names"""
+ANCHOR = "decoder.pos_emb.weight"
+"""a frozen tensor that every released checkpoint has: tells the format and the prefix of its names"""
 
 VIEWS = {"obj_mlp": "objects", "vis_mlp": "grid", "txt_mlp_whole": "text_whole", "txt_mlp_five": "text_five"}
 DEFAULT_TOKENS = 50
@@ -82,15 +82,13 @@ def convert(source: str | Path, vocabulary: str | Path | None = None, heads: int
     config = _config_of(released, heads, source)
     tensors = rename(released)
     words = _vocabulary(vocabulary, config.model.vocabulary_size)
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):
         model = build_model(config.model)
-    assert isinstance(model, Haav)
+        assert isinstance(model, Haav)
+        contrast = build_contrast(model.encoding, config.model, config.contrast) if config.contrast.enabled else None
     own = {name: tensor for name, tensor in tensors.items() if name.startswith(("encoding.", "decoder."))}
     fit_weights(model, own, source)
-    contrast = None
-    if config.contrast.enabled:
-        with torch.device("meta"):
-            contrast = build_contrast(model.encoding, config.model, config.contrast)
+    if contrast is not None:
         state = {name: tensor for name, tensor in tensors.items() if name not in own}
         state["filled"] = torch.tensor(config.contrast.queue_size)
         fit_weights(contrast, state, source)
@@ -163,8 +161,8 @@ def _config_of(released: Mapping[str, Tensor], heads: int, source: Path) -> Conf
         views = _views_of(released)
         slots = released["encoder.layers.0.mhatt.attention.m_k"].shape[1]
         d_ff, d_model = released["encoder.layers.0.pwff.fc1.weight"].shape
-        vocabulary_size = len(released[ANCHOR])
-        max_words = len(released["decoder.pos_emb.weight"]) - 1
+        vocabulary_size = len(released["decoder.word_emb.weight"])
+        max_words = len(released[ANCHOR]) - 1
     except KeyError as error:
         raise CheckpointError(f"{source} lacks the tensor {error} of a released checkpoint.") from None
     if d_model % heads:

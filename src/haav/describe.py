@@ -1,25 +1,27 @@
-"""What a configuration is made of and what it costs, counted on the real modules without memory or time.
+"""What a configuration is made of and what it costs, counted while the real modules run on one blank photo.
 
-Modules and inputs live on PyTorch's meta device: shapes flow, numbers do not. FLOPs are those of the
-matrix products that are run, two per multiply-add.
+FLOPs are those of the matrix products that are executed, two per multiply-add; weights are never filled in.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from haav.config import Config, ModelConfig
+from haav.generate import CaptionModel
 from haav.model.build import build_model
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.text import BOS
 from haav.train.momentum import build_contrast
-from haav.types import View, Views, ViewSpec
+from haav.types import View, ViewSpec
 
 GROWTH = (1, 2, 4, 8, 16)
 
@@ -52,7 +54,7 @@ class Description:
     growth: dict[int, Cost]
     """cost against the number of equal views"""
     exponents: dict[str, float]
-    """growth from 8 to 16 views as a power of V: 1 is linear, 2 quadratic"""
+    """the power of V with which each cost grows: 1 is linear, 2 quadratic"""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -78,27 +80,49 @@ def describe(config: Config) -> Description:
         views=config.model.views,
         flops=cost(config.model),
         growth=growth,
-        exponents={
-            name: round(math.log2(asdict(growth[16])[name] / asdict(growth[8])[name]), 3)
-            for name in asdict(growth[16])
-        },
+        exponents={name: _exponent([asdict(growth[count])[name] for count in (4, 8, 16)]) for name in asdict(growth[1])},
     )
 
 
+def _exponent(costs: list[int]) -> float:
+    """From costs at V, 2V, 4V; increments, so that a constant part does not count."""
+    first, second = costs[1] - costs[0], costs[2] - costs[1]
+    return round(math.log2(second / first), 3) if first and second else 0.0
+
+
 def cost(config: ModelConfig) -> Cost:
+    model: CaptionModel
     with torch.device("meta"):
-        model = build_model(config).eval()
-        views = {name: blank_view(spec) for name, spec in config.views.items()}
-        word = torch.full((1, 1, 1), BOS)
+        network = build_model(config).eval()
+    model = network.to_empty(device="cpu")
+    views = {name: blank_view(spec) for name, spec in config.views.items()}
+    word = torch.full((1, 1, 1), BOS)
     with torch.no_grad():
-        with FlopCounterMode(display=False) as encoding:
+        with _Products() as encoding:
             encoded = model.encode(views)
-        with FlopCounterMode(display=False) as memory:
-            cache = model.start(encoded)  # type: ignore[arg-type]
-        with FlopCounterMode(display=False) as step:
-            model.decode(word, cache)  # type: ignore[arg-type]
-    attention = encoding.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
-    return Cost(encoding.get_total_flops(), attention, memory.get_total_flops(), step.get_total_flops())
+        with _Products() as memory:
+            cache = model.start(encoded)
+        with _Products() as step:
+            model.decode(word, cache)
+    return Cost(encoding.total, encoding.batched, memory.total, step.total)
+
+
+class _Products(TorchDispatchMode):
+    """Counts the FLOPs of matrix products; batched ones are attention, the others linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.batched = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            self.total += flops
+            if packet is torch.ops.aten.bmm:
+                self.batched += flops
+        return result
 
 
 def with_equal_views(config: ModelConfig, count: int) -> ModelConfig:
@@ -135,5 +159,3 @@ def _parts(model: Haav | Ensemble) -> dict[str, int]:
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
-
-__all__ = ["Cost", "Description", "Views", "cost", "describe", "with_equal_views"]

@@ -61,7 +61,7 @@ def load_pretrained(
             f"{directory / WEIGHTS} was saved with another {CONFIG} or {VOCABULARY} than the ones beside it.\n"
             "  Copy all three files from one save."
         )
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):  # loading a model draws nothing from the caller's random numbers
         model = build_model(config.model)
     fit_weights(model, weights, directory / WEIGHTS)
     return model.to(device).eval(), config, vocabulary
