@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -20,6 +19,7 @@ from haav.model.haav import Haav
 from haav.model.layers import Attention, SetAttention, masked_softmax, thin, thin_views
 from haav.train.momentum import build_contrast
 from haav.types import KeyValues, View
+from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 
 every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
 
@@ -225,7 +225,9 @@ def test_reordered_cache_continues_the_chosen_captions() -> None:
 def _counts(encoding: str, views: int) -> tuple[int, int]:
     """(projections, everything else)"""
     config = tiny_config(encoding=encoding)
-    config = replace(config, model=with_equal_views(config.model, views), contrast=replace(config.contrast, enabled=False))
+    config = replace(
+        config, model=with_equal_views(config.model, views), contrast=replace(config.contrast, enabled=False)
+    )
     parts = describe(config).parts
     return parts["view projections"], sum(parts.values()) - parts["view projections"]
 
@@ -406,8 +408,7 @@ def test_evaluation_draws_nothing() -> None:
 def test_an_ensemble_averages_word_probabilities() -> None:
     model, views, captions = tiny_model(encoding="model_per_view"), random_views(), random_captions()
     alone = [
-        member({name: views[name]}, captions).logprobs.exp()
-        for name, member in zip(VIEWS, model.members, strict=True)
+        member({name: views[name]}, captions).logprobs.exp() for name, member in zip(VIEWS, model.members, strict=True)
     ]
     assert_close(model(views, captions).logprobs.exp(), torch.stack(alone).mean(dim=0))
 
@@ -427,7 +428,7 @@ def test_a_member_that_sees_nothing_has_no_say() -> None:
 def test_wrong_views_are_named() -> None:
     model = tiny_model()
     views = random_views()
-    with pytest.raises(ViewError, match="unknown view 'gird'. Did you mean 'grid'"):
+    with pytest.raises(ViewError, match=r"unknown view 'gird'\. Did you mean 'grid'"):
         model.encode({"gird": views["grid"]})
     with pytest.raises(ViewError, match=r"view 'grid' has shape \(3, 5, 10\); this model takes \(photos, tokens, 6\)"):
         model.encode({"grid": View(views["objects"].tokens, views["objects"].mask)})

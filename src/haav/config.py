@@ -42,7 +42,9 @@ class ModelConfig:
     encoding: str = setting("shared", "how views are encoded")
     aggregator: str = setting("auto", "how a word draws on the encoded views; auto: what suits the encoding")
     encoder_outputs: str = setting("last", "encoder layers the decoder sees", choices=("last", "all"))
-    cls: str = setting("learned", "[CLS] of a view: a learned token, or the mean of its tokens", choices=("learned", "mean"))
+    cls: str = setting(
+        "learned", "[CLS] of a view: a learned token, or the mean of its tokens", choices=("learned", "mean")
+    )
     d_model: int = setting(256, "width of every token", low=2)
     d_ff: int = setting(1024, "width inside the feed-forward blocks", low=1)
     heads: int = setting(8, "attention heads", low=1)
@@ -199,7 +201,8 @@ def _read_table(kind: Any, node: Any, path: Path, problems: list[str]) -> dict[s
             continue
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             problems.append(
-                f"'{_first_leaf(entry).spelling}': '{name}' is not a name. Use small letters, digits and '_', a letter first."
+                f"'{_first_leaf(entry).spelling}': '{name}' is not a name. "
+                "Use small letters, digits and '_', a letter first."
             )
             continue
         try:

@@ -80,7 +80,9 @@ def describe(config: Config) -> Description:
         views=config.model.views,
         flops=cost(config.model),
         growth=growth,
-        exponents={name: _exponent([asdict(growth[count])[name] for count in (4, 8, 16)]) for name in asdict(growth[1])},
+        exponents={
+            name: _exponent([asdict(growth[count])[name] for count in (4, 8, 16)]) for name in asdict(growth[1])
+        },
     )
 
 
@@ -158,4 +160,3 @@ def _parts(model: Haav | Ensemble) -> dict[str, int]:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-

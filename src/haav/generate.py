@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,17 +39,20 @@ class Generated:
 
 
 @torch.no_grad()
-def beam_search(model: CaptionModel, encoded: Any, beam: int, max_words: int) -> Generated:
+def beam_search(
+    model: CaptionModel, encoded: Any, beam: int, max_words: int, banned: Sequence[int] = (PAD, BOS)
+) -> Generated:
     """The `beam` most probable captions that beam search finds; beam 1 is greedy decoding.
 
     A finished caption keeps its place with its score until better ones push it out. The search ends
     when every beam of every photo has. Only word caches follow the beams; the photo's memory does not.
+    `banned` ids are never said, whatever the model thinks of them.
     """
     decoded = model.decode(_first_words(encoded), model.start(encoded))
-    state = _grow(None, decoded, beam)
+    state = _grow(None, decoded, beam, banned)
     while state.tokens.shape[2] < max_words and not state.finished.all():
         decoded = model.decode(state.tokens[:, :, -1:], decoded.cache.reorder(state.parents))
-        state = _grow(state, decoded, beam)
+        state = _grow(state, decoded, beam, banned)
     return Generated(state.tokens, state.logprobs, state.weights)
 
 
@@ -59,25 +63,21 @@ class _Beams:
     weights: Tensor | None
     parents: Tensor
     """(B, K): which beam of the step before each one continues"""
-
-    @property
-    def finished(self) -> Tensor:
-        last = self.tokens[:, :, -1]
-        return (last == EOS) | (last == PAD)
+    finished: Tensor
+    """(B, K) bool"""
 
 
-def _grow(state: _Beams | None, decoded: Decoded, beam: int) -> _Beams:
+def _grow(state: _Beams | None, decoded: Decoded, beam: int, banned: Sequence[int]) -> _Beams:
     """Add the best next words: K beams in, K beams out, sorted."""
     step = decoded.logprobs[:, :, -1]
+    step[..., list(banned)] = -torch.inf
     words = step.shape[2]
+    totals = step
     if state is not None:
         # A finished caption has one continuation: <pad>, at no cost.
-        done = state.finished[..., None]
-        step = step.masked_fill(done, -torch.inf)
-        step[..., PAD] = step[..., PAD].masked_fill(done[..., 0], 0.0)
+        step = step.masked_fill(state.finished[..., None], -torch.inf)
+        step[..., PAD].masked_fill_(state.finished, 0.0)
         totals = state.logprobs.sum(dim=-1, keepdim=True) + step
-    else:
-        totals = step
     chosen = totals.flatten(1).topk(min(beam, totals.shape[1] * words), dim=1).indices
     parents, tokens = chosen // words, chosen % words
     logprobs = step.flatten(1).gather(1, chosen)
@@ -85,7 +85,7 @@ def _grow(state: _Beams | None, decoded: Decoded, beam: int) -> _Beams:
     if decoded.weights is not None:
         weights = _pick(decoded.weights[:, :, -1:], parents)
     if state is None:
-        return _Beams(tokens[..., None], logprobs[..., None], weights, parents)
+        return _Beams(tokens[..., None], logprobs[..., None], weights, parents, tokens == EOS)
     if weights is not None and state.weights is not None:
         weights = torch.cat([_pick(state.weights, parents), weights], dim=2)
     return _Beams(
@@ -93,6 +93,7 @@ def _grow(state: _Beams | None, decoded: Decoded, beam: int) -> _Beams:
         torch.cat([_pick(state.logprobs, parents), logprobs[..., None]], dim=2),
         weights,
         parents,
+        _pick(state.finished, parents) | (tokens == EOS),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Generic, TypeVar
 
 from haav.errors import ConfigError, unknown
@@ -33,3 +35,9 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))
+
+
+def import_siblings(package: str, path: Iterable[str]) -> None:
+    """Import every module of a folder, so that a variant needs no line outside its own file."""
+    for module in pkgutil.iter_modules(path):
+        import_module(f"{package}.{module.name}")

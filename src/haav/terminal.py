@@ -35,13 +35,9 @@ def print_description(description: Description) -> None:
         costs.add_row(str(count), *_millions(cost.encoding, cost.encoding_attention, cost.memory, cost.step))
     costs.add_section()
     powers = description.exponents
-    costs.add_row(
-        "grows as", *(f"V^{powers[name]:g}" for name in ("encoding", "encoding_attention", "memory", "step"))
-    )
+    costs.add_row("grows as", *(f"V^{powers[name]:g}" for name in ("encoding", "encoding_attention", "memory", "step")))
     own = description.flops
-    costs.add_row(
-        "this model", *_millions(own.encoding, own.encoding_attention, own.memory, own.step), style="bold"
-    )
+    costs.add_row("this model", *_millions(own.encoding, own.encoding_attention, own.memory, own.step), style="bold")
     console.print(costs)
 
 

@@ -45,7 +45,8 @@ class Decoder(nn.Module):
 
     def start(self, encoded: EncodedViews) -> Cache:
         """The cache before the first word: cross-attention keys and values, once a photo."""
-        return Cache(tuple(layer.aggregator.remember(encoded) for layer in self.layers), words=())
+        aggregators = (layer.aggregator for layer in self.layers if isinstance(layer, DecoderLayer))
+        return Cache(tuple(aggregator.remember(encoded) for aggregator in aggregators), words=())
 
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""

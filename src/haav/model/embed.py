@@ -117,7 +117,8 @@ class ViewEmbeddings(nn.Module):
             spec = self.spec(name)
             if view.tokens.dim() != 3 or view.tokens.shape[2] != spec.dim:
                 raise ViewError(
-                    f"view '{name}' has shape {tuple(view.tokens.shape)}; this model takes (photos, tokens, {spec.dim})."
+                    f"view '{name}' has shape {tuple(view.tokens.shape)}; "
+                    f"this model takes (photos, tokens, {spec.dim})."
                 )
             if view.mask.shape != view.tokens.shape[:2] or view.mask.dtype != torch.bool:
                 raise ViewError(

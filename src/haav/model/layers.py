@@ -30,7 +30,7 @@ def sinusoids(length: int, dim: int) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(..., N, D) → (..., H, N, D/H)"""
-    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+    return x.view(*x.shape[:-1], heads, -1).transpose(-2, -3)
 
 
 class _Projections(nn.Module):
@@ -108,10 +108,8 @@ class SetAttention(_Projections):
 
     def forward(self, query: Tensor, items: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """query (..., D), items (..., V, D), mask (..., V) → (..., D), weights (..., H, V)"""
-        heads = (self.query(query) * self.scale).unflatten(-1, (self.heads, 1, -1))
-        keys, values = (
-            part.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in self.key_value(items).chunk(2, dim=-1)
-        )
+        heads = split_heads((self.query(query) * self.scale).unsqueeze(-2), self.heads)
+        keys, values = (split_heads(part, self.heads) for part in self.key_value(items).chunk(2, dim=-1))
         scores = (heads * keys).sum(dim=-1)
         weights = scores.softmax(dim=-1) if mask is None else masked_softmax(scores, mask.unsqueeze(-2))
         mixed = (weights.unsqueeze(-1) * values).sum(dim=-2).flatten(-2)

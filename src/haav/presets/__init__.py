@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
 
 def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
     try:
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        tree = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not YAML: {error}") from None
     except RecursionError:

@@ -1,6 +1,8 @@
-"""Aggregators, one file each; importing the folder registers them all."""
+"""Aggregators: every file of this folder registers one, or a few that are alike."""
 
-from haav.model.aggregators import concat_tokens, gate, hierarchical, pool
 from haav.model.aggregators.base import Aggregator, aggregators
+from haav.registry import import_siblings
 
-__all__ = ["Aggregator", "aggregators", "concat_tokens", "gate", "hierarchical", "pool"]
+import_siblings(__name__, __path__)
+
+__all__ = ["Aggregator", "aggregators"]

@@ -1,6 +1,8 @@
-"""Encoding strategies, one file each; importing the folder registers them all."""
+"""Encoding strategies: every file of this folder registers one, or a few that are alike."""
 
-from haav.model.encodings import concat_views, model_per_view, shared, unshared
 from haav.model.encodings.base import Encoding, encodings
+from haav.registry import import_siblings
 
-__all__ = ["Encoding", "concat_views", "encodings", "model_per_view", "shared", "unshared"]
+import_siblings(__name__, __path__)
+
+__all__ = ["Encoding", "encodings"]

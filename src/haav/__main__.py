@@ -1,0 +1,7 @@
+"""`python -m haav` is the same as `haav`; torchrun starts it this way."""
+
+import sys
+
+from haav.cli import main
+
+sys.exit(main())

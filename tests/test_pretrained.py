@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from haav import Captioner
+from haav.errors import CheckpointError
+from haav.text import SPECIAL, Vocabulary
+from tiny import random_views, tiny_config, tiny_model
+
+FILES = ("config.json", "model.safetensors", "vocabulary.json")
+
+
+def captioner(**model: object) -> Captioner:
+    config = tiny_config(**model)
+    return Captioner(tiny_model(**model), config, Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23)))))
+
+
+@pytest.mark.parametrize("encoding", ["shared", "unshared", "concat_views", "model_per_view"])
+def test_a_saved_model_captions_as_before(tmp_path: Path, encoding: str) -> None:
+    tool, views = captioner(encoding=encoding), random_views()
+    tool.save_pretrained(tmp_path / "m")
+    assert sorted(os.listdir(tmp_path / "m")) == sorted(FILES)
+    again = Captioner.from_pretrained(tmp_path / "m")
+    assert again.caption_views(views) == tool.caption_views(views)
+    assert again.config == tool.config
+    assert not again.model.training
+
+
+def test_saving_over_a_model_replaces_it(tmp_path: Path) -> None:
+    captioner().save_pretrained(tmp_path)
+    other = captioner(d_model=8)
+    other.save_pretrained(tmp_path)
+    assert Captioner.from_pretrained(tmp_path).config.model.d_model == 8
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES), "no temporary file stays"
+
+
+def test_float16_weights_are_read_as_float32(tmp_path: Path) -> None:
+    tool, views = captioner(), random_views()
+    tool.model.half()
+    tool.save_pretrained(tmp_path)
+    again = Captioner.from_pretrained(tmp_path)
+    assert {p.dtype for p in again.model.parameters()} == {torch.float32}
+    assert again.caption_views(views)[0].text
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    captioner().save_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    Captioner.from_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def broken(tmp_path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        Captioner.from_pretrained(tmp_path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_or_truncated_file_is_named(tmp_path: Path, file: str) -> None:
+    captioner().save_pretrained(tmp_path)
+    whole = (tmp_path / file).read_bytes()
+    for keep in (len(whole) // 2, 5, 0):
+        (tmp_path / file).write_bytes(whole[:keep])
+        assert file in broken(tmp_path)
+    (tmp_path / file).unlink()
+    assert f"{file} is missing" in broken(tmp_path)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    assert "no model directory" in broken(tmp_path / "nowhere")
+    tool = captioner()
+    tool.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"format": "haav-9"}))
+    assert "not a haav config of format 'haav-1': found 'haav-9'" in broken(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model": settings["model"] | {"d_modle": 3}}))
+    assert "unknown setting 'model.d_modle'" in broken(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json is not whole JSON" in broken(tmp_path)
+
+    tool.save_pretrained(tmp_path)
+    words = json.loads((tmp_path / "vocabulary.json").read_text())["words"]
+    (tmp_path / "vocabulary.json").write_text(json.dumps({"words": words[:-1]}))
+    assert "vocabulary.json has 22 words, config.json says 23" in broken(tmp_path)
+    (tmp_path / "vocabulary.json").write_text(json.dumps({"words": [*words[:-1], "other"]}))
+    assert "was saved with another config.json or vocabulary.json" in broken(tmp_path)
+
+    tool.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["decoder.output.weight"]
+    weights["decoder.positions"] = torch.zeros(3, 16)
+    weights["extra"] = torch.zeros(1)
+    with open(tmp_path / "model.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    save_file(weights, tmp_path / "model.safetensors", header["__metadata__"])
+    text = broken(tmp_path)
+    assert "(3 tensors)" in text
+    assert "'decoder.output.weight' is missing" in text
+    assert "'decoder.positions' has shape (3, 16) instead of (13, 16)" in text
+    assert "'extra' is not of this model" in text
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_file_loads_or_gives_a_checkpoint_error(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    captioner().save_pretrained(folder)
+    file = folder / data.draw(st.sampled_from(FILES))
+    whole = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(whole) - 1, 3000)))
+        whole[at] = data.draw(st.integers(0, 255))
+    file.write_bytes(whole)
+    with contextlib.suppress(CheckpointError):
+        assert Captioner.from_pretrained(folder).caption_views(random_views())
+
+
+def test_a_failed_save_leaves_the_old_files_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, views = captioner(), random_views()
+    tool.save_pretrained(tmp_path)
+    before = tool.caption_views(views)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        captioner(d_model=8).save_pretrained(tmp_path)
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES)
+    assert Captioner.from_pretrained(tmp_path).caption_views(views) == before
+
+
+def test_config_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:
+    tool = captioner()
+    tool.config = replace(tool.config, decode=replace(tool.config.decode, beam=2, max_words=4))
+    tool.save_pretrained(tmp_path)
+    again = Captioner.from_pretrained(tmp_path)
+    assert again.config.decode.beam == 2
+    assert len(again.caption_views(random_views())[0].n_best) == 1

@@ -1,0 +1,65 @@
+"""What the README and CONTRIBUTING show, run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(file: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(encoding="utf-8"), re.S)
+
+
+def test_readme_commands_and_code_run_in_order(tmp_path: Path) -> None:
+    """In a copy of what they read, so that `my-model` does not land in the project."""
+    (tmp_path / "tests").mkdir()
+    shutil.copytree(ROOT / "tests" / "golden", tmp_path / "tests" / "golden")
+    commands = [line[2:] for block in blocks("README.md", "console") for line in block.splitlines()]
+    ours = [command for command in commands if command.startswith(".venv/bin/haav ")]
+    assert len(ours) >= 4
+    assert set(commands) - set(ours) == {"make setup"}
+    for command in ours:
+        words = command.split()
+        done = subprocess.run(
+            [sys.executable, "-m", "haav", *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout
+    (code,) = blocks("README.md", "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert "'objects': 0.0" in done.stdout
+
+
+def test_the_aggregator_of_contributing_keeps_the_laws() -> None:
+    (code,) = blocks("CONTRIBUTING.md", "python")
+    script = f"""
+import sys, torch
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from torch import Tensor
+from haav.model.aggregators.base import TwoTierAggregator, aggregators
+from haav.types import Aggregated
+{code}
+from tiny import random_captions, random_views, tiny_model
+model, views, captions = tiny_model(aggregator="median"), random_views(), random_captions()
+without = {{name: view for name, view in views.items() if name != "grid"}}
+logits = model(without, captions).logits
+assert logits.isfinite().all()
+assert not torch.allclose(logits, model(views, captions).logits)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert ((ROOT / page).parent / target).exists(), target
