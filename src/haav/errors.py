@@ -26,6 +26,18 @@ class ViewError(HaavError):
     """Views that do not fit the model they were given to."""
 
 
+class ImageError(HaavError):
+    """A picture that cannot be read."""
+
+
+class StoreError(HaavError):
+    """A view store that is missing, broken, or of other extractors."""
+
+
+class DataError(HaavError):
+    """A data set or a file of features that cannot be read or contradicts itself."""
+
+
 class CheckpointError(HaavError):
     """A model directory or weights file that cannot be read or does not fit."""
 

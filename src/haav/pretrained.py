@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 from haav.config import Config, flatten, parse, to_dict
 from haav.errors import CheckpointError
+from haav.files import write_atomically
 from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -36,8 +35,8 @@ def save_pretrained(directory: str | Path, model: nn.Module, config: Config, voc
     directory.mkdir(parents=True, exist_ok=True)
     settings = _to_json({"format": FORMAT, **to_dict(config)})
     words = _to_json(vocabulary.to_json())
-    _write(directory / VOCABULARY, lambda path: path.write_text(words, encoding="utf-8"))
-    _write(directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
+    write_atomically(directory / VOCABULARY, lambda path: path.write_text(words, encoding="utf-8"))
+    write_atomically(directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
     save_weights(directory / WEIGHTS, model.state_dict(), {"of": _fingerprint(settings, words)})
 
 
@@ -69,7 +68,7 @@ def load_pretrained(
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _write(path, lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata}))
+    write_atomically(path, lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata}))
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -140,18 +139,3 @@ def _to_json(data: Any) -> str:
 
 def _fingerprint(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the place, flush to disk, then move there in one go."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

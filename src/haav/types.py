@@ -48,6 +48,20 @@ class View:
         )
 
 
+@dataclass(frozen=True)
+class PhotoView:
+    """One view of one photo, as an extractor makes it and the store keeps it. No tokens: the photo lacks the view."""
+
+    tokens: Tensor
+    """(S, D_view) float"""
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+    """name → (S,) int64"""
+    boxes: Tensor | None = None
+    """(S, 4): x1, y1, x2, y2 as fractions of the photo"""
+    labels: tuple[str, ...] | None = None
+    """what a reader calls each token: a class, a sentence"""
+
+
 Views = Mapping[str, View]
 """Views of the same photos by name. A name that is left out is absent for every photo."""
 

@@ -1,0 +1,86 @@
+"""Pictures of any kind to upright RGB, within bounds; anything unreadable is an ImageError."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from haav.errors import ImageError
+
+MAX_PIXELS = 100_000_000
+MAX_BYTES = 200_000_000
+
+Picture = str | Path | bytes | Image.Image | np.ndarray
+
+
+def load_image(picture: Picture) -> Image.Image:
+    """Upright RGB: EXIF rotation applied, first frame of an animation, transparency over white, 16 bit scaled to 8."""
+    if isinstance(picture, np.ndarray):
+        return _from_array(picture)
+    if isinstance(picture, Image.Image):
+        return _to_rgb(picture)
+    name = "picture" if isinstance(picture, bytes) else str(picture)
+    data = picture if isinstance(picture, bytes) else _read(Path(picture))
+    if not data:
+        raise ImageError(f"{name} is empty.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of what is checked or mended here
+            with Image.open(io.BytesIO(data)) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise ImageError(f"{name} has {width} × {height} pixels; at most {MAX_PIXELS:,} are read.")
+                image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
+                return _to_rgb(image)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError:
+        raise ImageError(f"{name} would unpack to more than {MAX_PIXELS:,} pixels.") from None
+    except Image.UnidentifiedImageError:
+        raise ImageError(f"{name} is not a picture that can be read.") from None
+    except MemoryError:
+        raise ImageError(f"{name} does not fit into memory.") from None
+    except Exception as error:  # decoders raise whatever they like on damaged files
+        raise ImageError(f"{name} is damaged: {error}.") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ImageError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read.")
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        return _from_array(np.asarray(image))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    """(H, W), (H, W, 3) or (H, W, 4); integers by their range, floats in 0..1 (or by their own maximum above 1)."""
+    shape = array.shape
+    if array.ndim not in (2, 3) or (array.ndim == 3 and shape[2] not in (1, 3, 4)) or 0 in shape:
+        raise ImageError(f"an array of shape {shape} is not a picture; use (height, width, 3).")
+    pixels: Any = array
+    if array.dtype == np.uint16 or (array.dtype == np.int32 and array.max(initial=0) > 255):
+        pixels = array.clip(0, 65535) // 257
+    elif np.issubdtype(array.dtype, np.floating):
+        finite = np.nan_to_num(array)
+        pixels = finite * (255 / max(1.0, float(finite.max())))
+    pixels = np.clip(pixels, 0, 255).astype(np.uint8)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    return _to_rgb(Image.fromarray(pixels))

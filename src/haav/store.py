@@ -1,0 +1,288 @@
+"""Views on disk by photo: one LMDB file, a table a view, half-precision tokens, a checksum a record.
+
+A write is a transaction: a process killed at any moment loses what it had not committed and nothing else.
+Any number of processes may read, and write in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import torch
+
+from haav.errors import StoreError, unknown
+from haav.types import PhotoView, ViewSpec
+
+MAP_BYTES = 1 << 40
+"""address space, not disk: the file grows with what is in it"""
+MAX_VIEWS = 64
+MANIFEST = "manifest"
+_HEAD = struct.Struct("<4sII")
+_MAGIC = b"HAV1"
+
+
+@dataclass(frozen=True)
+class ViewManifest:
+    """How a view was made."""
+
+    spec: ViewSpec
+    fingerprint: str
+    licence: str = "unknown"
+    source: str = "extracted"
+    notes: str = ""
+
+
+class Store:
+    """
+    >>> store = Store("views")                     # doctest: +SKIP
+    >>> store.get("grid", "cat.jpg").tokens.shape  # doctest: +SKIP
+    torch.Size([81, 1280])
+    """
+
+    def __init__(self, path: str | Path, write: bool = False) -> None:
+        self.path = Path(path)
+        self.writable = write
+        if write:
+            _make_folder(self.path)
+        elif not (self.path / "data.mdb").exists():
+            raise StoreError(
+                f"no store at {self.path}.\n  Make one with: haav extract --images FOLDER --store {self.path}"
+            )
+        self._env = self._open()
+        self._tables: dict[str, Any] = {}
+
+    def _open(self) -> Any:
+        try:
+            return lmdb.open(
+                str(self.path),
+                map_size=MAP_BYTES,
+                max_dbs=MAX_VIEWS,
+                readonly=not self.writable,
+                readahead=False,
+                max_readers=512,
+            )
+        except lmdb.Error as error:
+            raise StoreError(f"cannot open store {self.path}: {error}.") from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy for another process opens the file anew (LMDB must not cross a fork or a spawn)."""
+        return {"path": self.path, "writable": self.writable}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self.writable = state["path"], state["writable"]
+        self._env, self._tables = self._open(), {}
+
+    def close(self) -> None:
+        self._env.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What is in it
+
+    @property
+    def views(self) -> dict[str, ViewManifest]:
+        table = self._table(MANIFEST)
+        if table is None:
+            return {}
+        with self._env.begin() as transaction:
+            entries = list(transaction.cursor(db=table))
+        return {bytes(name).decode(): _read_manifest(bytes(value), self.path) for name, value in entries}
+
+    def count(self, view: str) -> int:
+        table = self._table(view)
+        if table is None:
+            return 0
+        with self._env.begin() as transaction:
+            return int(transaction.stat(table)["entries"])
+
+    def ids(self, view: str) -> list[str]:
+        """Photos that have been looked at, also those found to lack the view; sorted."""
+        table = self._table(view)
+        if table is None:
+            return []
+        with self._env.begin() as transaction:
+            return [bytes(key).decode() for key in transaction.cursor(db=table).iternext(keys=True, values=False)]
+
+    def missing(self, view: str, ids: Iterable[str]) -> list[str]:
+        known = set(self.ids(view))
+        return [photo for photo in ids if photo not in known]
+
+    def get(self, view: str, photo: str) -> PhotoView:
+        table = self._required(view)
+        with self._env.begin(buffers=True) as transaction:
+            value = transaction.get(_key(photo), db=table)
+            if value is None:
+                raise StoreError(f"store {self.path} has no view '{view}' of '{photo}'.")
+            return unpack(value, f"{view} of '{photo}' in {self.path}")
+
+    def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
+        """In the order asked for; one transaction."""
+        table = self._required(view)
+        with self._env.begin(buffers=True) as transaction:
+            found = []
+            for photo in photos:
+                value = transaction.get(_key(photo), db=table)
+                if value is None:
+                    raise StoreError(
+                        f"store {self.path} has no view '{view}' of '{photo}' "
+                        f"({len(self.missing(view, photos))} of {len(photos)} asked for are missing)."
+                    )
+                found.append(unpack(value, f"{view} of '{photo}' in {self.path}"))
+            return found
+
+    def items(self, view: str) -> Iterator[tuple[str, PhotoView]]:
+        for photo in self.ids(view):
+            yield photo, self.get(view, photo)
+
+    def verify(self, view: str) -> Iterator[tuple[str, str | None]]:
+        """Every photo of a view with what is wrong with its record, or None."""
+        table, spec = self._required(view), self.views[view].spec
+        for photo in self.ids(view):
+            with self._env.begin(buffers=True) as transaction:
+                try:
+                    record = unpack(transaction.get(_key(photo), db=table), photo)
+                except StoreError as error:
+                    yield photo, str(error)
+                    continue
+            wrong = record.tokens.shape[1] != spec.dim or len(record.tokens) > spec.max_tokens
+            shape = f"{tuple(record.tokens.shape)} instead of at most ({spec.max_tokens}, {spec.dim})"
+            yield photo, shape if wrong else None
+
+    # Writing
+
+    def add_view(self, view: str, manifest: ViewManifest) -> None:
+        """Announce a view before its records. The same view by another extractor is an error."""
+        known = self.views.get(view)
+        if known is not None and known.fingerprint != manifest.fingerprint:
+            raise StoreError(
+                f"view '{view}' in {self.path} was made by another extractor:\n"
+                f"  in the store  {known.fingerprint}\n  now           {manifest.fingerprint}\n"
+                f"  Use a new store, or take the old view out: haav store drop {self.path} --view {view}"
+            )
+        if known is None:
+            value = json.dumps(asdict(manifest)).encode()
+            self._table(view, create=True)
+            self._put(MANIFEST, {view: value}, overwrite=True)
+
+    def put(self, view: str, records: Mapping[str, PhotoView]) -> None:
+        """All of them or none. What is already there stays as it is."""
+        self._put(view, {photo: pack(record) for photo, record in records.items()}, overwrite=False)
+
+    def drop(self, view: str) -> None:
+        table, manifest = self._required(view), self._table(MANIFEST)
+        with self._env.begin(write=True) as transaction:
+            transaction.delete(view.encode(), db=manifest)
+            transaction.drop(table)
+        self._tables.pop(view)
+
+    def _put(self, view: str, values: Mapping[str, bytes], overwrite: bool) -> None:
+        table = self._table(view, create=True)
+        try:
+            with self._env.begin(write=True) as transaction:
+                for key, value in values.items():
+                    transaction.put(_key(key), value, db=table, overwrite=overwrite)
+        except lmdb.Error as error:
+            raise StoreError(
+                f"cannot write to store {self.path}: {error}.\n"
+                "  What was committed before is safe. Free some space, then run the same command again."
+            ) from None
+
+    def _table(self, view: str, create: bool = False) -> Any:
+        if view not in self._tables:
+            try:
+                self._tables[view] = self._env.open_db(view.encode(), create=create and self.writable)
+            except (lmdb.NotFoundError, lmdb.ReadonlyError):
+                return None
+        return self._tables[view]
+
+    def _required(self, view: str) -> Any:
+        table = self._table(view) if view in self.views else None
+        if table is None:
+            raise StoreError(
+                unknown("view", view, self.views) + f"\n  Add it with: haav extract --store {self.path} --views {view}"
+            )
+        return table
+
+
+def pack(record: PhotoView) -> bytes:
+    """Header (JSON) and raw arrays behind a checksum of both."""
+    arrays: dict[str, np.ndarray] = {"tokens": _to_half(record.tokens)}
+    arrays |= {f"index.{name}": index.numpy().astype(np.int32) for name, index in record.indices.items()}
+    if record.boxes is not None:
+        arrays["boxes"] = record.boxes.float().numpy()
+    header: dict[str, Any] = {
+        "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()],
+        "labels": record.labels,
+    }
+    head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    body = b"".join([head, *(np.ascontiguousarray(array).tobytes() for array in arrays.values())])
+    return _HEAD.pack(_MAGIC, zlib.crc32(body), len(head)) + body
+
+
+_DTYPES = {"<f2": 2, "<i4": 4, "<f4": 4}
+
+
+def unpack(value: Any, what: str) -> PhotoView:
+    """The record of `pack`; `value` may be a view of mapped memory, which is copied once."""
+    data = memoryview(value)
+    try:
+        magic, checksum, length = _HEAD.unpack_from(data)
+        body = data[_HEAD.size :]
+        if magic != _MAGIC or zlib.crc32(body) != checksum:
+            raise StoreError(f"the record of {what} is damaged: its checksum does not match.")
+        header = json.loads(bytes(body[:length]))
+        arrays, at = {}, length
+        for name, dtype, shape in header["arrays"]:
+            size = _DTYPES[dtype] * int(np.prod(shape, dtype=np.int64))
+            arrays[name] = torch.from_numpy(np.frombuffer(bytearray(body[at : at + size]), dtype).reshape(shape))
+            at += size
+        labels = header["labels"]
+        return PhotoView(
+            arrays.pop("tokens"),
+            {name.removeprefix("index."): arrays[name].long() for name in list(arrays) if name.startswith("index.")},
+            arrays.get("boxes"),
+            None if labels is None else tuple(labels),
+        )
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"the record of {what} cannot be read: {error}.") from None
+
+
+def _to_half(tokens: torch.Tensor) -> np.ndarray:
+    """Half precision; what would overflow is clipped."""
+    limit = torch.finfo(torch.float16).max
+    return tokens.float().clamp(-limit, limit).half().numpy()
+
+
+def _key(photo: str) -> bytes:
+    """LMDB keys have at most 511 bytes."""
+    key = photo.encode()
+    if not key or len(key) > 511:
+        raise StoreError(f"a photo's name must have 1 to 511 bytes; this one has {len(key)}: '{photo[:60]}…'.")
+    return key
+
+
+def _read_manifest(value: bytes, path: Path) -> ViewManifest:
+    try:
+        data = json.loads(value)
+        return ViewManifest(ViewSpec(**data.pop("spec")), **data)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise StoreError(f"the manifest of store {path} is damaged: {error}.") from None
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make store {path}: {error.strerror}.") from None

@@ -1,0 +1,48 @@
+"""Frozen convolutions with their BatchNorm folded in: half the passes over memory, the same numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FoldedConv(nn.Module):
+    """convolution → BatchNorm → activation as one convolution and one in-place activation."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, stride: int, groups: int, activation: str, padding: int) -> None:
+        """`padding` -1: as TensorFlow's SAME, which is uneven where the stride does not divide the size"""
+        super().__init__()
+        self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last), requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.stride, self.groups, self.padding = stride, groups, padding
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding: int | tuple[int, int] = self.padding
+        if padding < 0:
+            sides = [_same_padding(size, self.weight.shape[2], self.stride) for size in x.shape[2:]]
+            if all(before == after for before, after in sides):
+                padding = (sides[0][0], sides[1][0])
+            else:
+                x, padding = F.pad(x, (*sides[1], *sides[0])), 0
+        x = F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
+        if self.activation == "relu6":
+            return x.clamp_(0, 6)
+        if self.activation == "leaky":
+            return F.leaky_relu_(x, 0.1)
+        return x
+
+
+def fold(
+    weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """γ (Wx - μ) / √(σ² + ε) + β = W'x + b', worked out in float64."""
+    scale = gamma.double() / (variance.double() + eps).sqrt()
+    folded = weight.double() * scale[:, None, None, None]
+    return folded.float(), (beta.double() - mean.double() * scale).float()
+
+
+def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
