@@ -13,10 +13,11 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from haav import __version__
-from haav.errors import HaavError, did_you_mean, unknown
+from haav.errors import ConfigError, HaavError, did_you_mean, unknown
 
 Overrides = list[tuple[str, str]]
 """dotted flags as they were typed, with their values"""
@@ -72,7 +73,149 @@ def convert(
     return 0
 
 
-VERBS: dict[str, Callable[..., int]] = {"describe": describe, "convert": convert}
+def extract(
+    store: Annotated[str, "view store to fill; made when it is not there"],
+    images: Annotated[str, "a folder, a .tar, a .txt list of paths; several with commas"],
+    views: Annotated[str, "which views, with commas: grid, objects, regions, text_whole, …"] = "grid,objects,regions",
+    bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
+    textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
+    workers: Annotated[int | None, "processes (default: one a core)"] = None,
+    batch: Annotated[int, "photos a batch"] = 8,
+    resume: Annotated[bool, "go on where it stopped; it always does, the flag is for readers"] = False,
+) -> int:
+    """Turn photos into views and keep them; run it again to finish or to add a view."""
+    from haav import extract, sources, terminal
+
+    refs = sources.find_photos(images.split(","))
+    with terminal.progress("photos") as progress:
+        summary = extract.extract(
+            refs, store, views.split(","), {"bridge": bridge, "textdb": textdb}, workers, batch, progress
+        )
+    print(
+        f"{store}: {summary.photos:,} photos extracted, {summary.skipped:,} were there, {len(summary.failures)} failed."
+    )
+    if summary.failures:
+        print(f"{store}/{extract.FAILURES} names them; the first: {summary.failures[0].error}", file=sys.stderr)
+    return 1 if summary.failures else 0
+
+
+def store(
+    action: Annotated[str, "info, verify, drop or export-webdataset"],
+    path: Annotated[str, "the view store"],
+    view: Annotated[str | None, "one view only (drop needs it)"] = None,
+    out: Annotated[str | None, "export-webdataset: folder for the shards"] = None,
+    shard_size: Annotated[int, "export-webdataset: photos a shard"] = 1000,
+    json: Annotated[bool, "print JSON"] = False,
+) -> int:
+    """Look at a view store, check every record, take a view out, or write it as WebDataset shards."""
+    from haav import shards, terminal
+    from haav.store import Store
+
+    actions = ("info", "verify", "drop", "export-webdataset")
+    if action not in actions:
+        raise ConfigError(unknown("action", action, actions))
+    with Store(path, write=action == "drop") as opened:
+        chosen = [view] if view else sorted(opened.views)
+        if action == "info":
+            info = opened.info()
+            _print_json(info) if json else terminal.print_store(path, info)
+        elif action == "drop":
+            if not view:
+                raise ConfigError("drop needs --view NAME.")
+            opened.drop(view)
+            print(f"{path}: view '{view}' is gone.")
+        elif action == "verify":
+            faults = [(name, photo, fault) for name in chosen for photo, fault in opened.verify(name) if fault]
+            for name, photo, fault in faults[:20]:
+                print(f"{name} {photo}: {fault}")
+            print(f"{path}: {sum(opened.count(name) for name in chosen):,} records, {len(faults)} damaged.")
+            return 1 if faults else 0
+        else:
+            written = shards.export(opened, chosen, Path(out or f"{path}-shards"), shard_size)
+            print(f"{written} shards in {out or f'{path}-shards'}.")
+    return 0
+
+
+def dataset(
+    action: Annotated[str, "check"],
+    path: Annotated[str, "Karpathy or COCO JSON, CSV, JSONL (.gz is fine), or a folder with captions.txt"],
+    images: Annotated[str | None, "where the pictures are, to look for missing and duplicate ones"] = None,
+    json: Annotated[bool, "print JSON"] = False,
+) -> int:
+    """Count a data set's photos and captions; photos shared between splits are an error."""
+    from dataclasses import asdict
+
+    from haav import sources, terminal
+    from haav.data.annotations import check_dataset, load_dataset
+
+    if action != "check":
+        raise ConfigError(unknown("action", action, ["check"]))
+    pictures = sources.digests(sources.find_photos(images.split(","))) if images else None
+    found = check_dataset(load_dataset(path), pictures)
+    _print_json(asdict(found)) if json else terminal.print_check(found)
+    return 1 if found.shared or found.missing else 0
+
+
+def textdb(
+    action: Annotated[str, "build"],
+    out: Annotated[str, "directory to write"],
+    captions: Annotated[str, "data sets whose training captions go in, with commas"] = "",
+    text: Annotated[str, "text files, a sentence a line, with commas"] = "",
+    visual_genome: Annotated[str, "attributes.json, relationships.json, with commas"] = "",
+    exclude: Annotated[str | None, "text file of Visual Genome or COCO image ids to leave out"] = None,
+) -> int:
+    """Make the text database that photos are described from. Only training captions ever enter."""
+    from haav import terminal
+    from haav.retrieval import build_textdb
+
+    if action != "build":
+        raise ConfigError(unknown("action", action, ["build"]))
+    ids = frozenset(Path(exclude).read_text().split()) if exclude else frozenset()
+    with terminal.progress("sentences") as progress:
+        database = build_textdb(*(_listed(value) for value in (captions, text, visual_genome)), ids, progress)
+    database.save(out)
+    print(f"{out}: {len(database):,} sentences.")
+    return 0
+
+
+def bridge(
+    store: Annotated[str, "view store with the view regions"],
+    dataset: Annotated[str, "data set with train and val photos of the store"],
+    textdb: Annotated[str, "text database with the captions of its training photos"],
+    out: Annotated[str, "directory to write"],
+    epochs: Annotated[int, "passes over the photos, for each fold"] = 40,
+    folds: Annotated[int, "photos of a fold are served by a bridge trained on the other folds"] = 5,
+    seed: Annotated[int, "of everything random"] = 0,
+) -> int:
+    """Learn the way from photos to sentences on training captions; report recall on val."""
+    from haav import terminal
+    from haav.data.annotations import load_dataset
+    from haav.retrieval import build_bridge
+    from haav.store import Store
+    from haav.textdb import TextDatabase
+
+    with Store(store) as opened, terminal.progress("epochs") as progress:
+        found, report = build_bridge(
+            opened, load_dataset(dataset), TextDatabase.load(textdb), progress, epochs=epochs, folds=folds, seed=seed
+        )
+    found.save(out, report)
+    _print_json(report)
+    return 0
+
+
+def _listed(value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
+
+
+VERBS: dict[str, Callable[..., int]] = {
+    "describe": describe,
+    "convert": convert,
+    "extract": extract,
+    "store": store,
+    "dataset": dataset,
+    "textdb": textdb,
+    "bridge": bridge,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

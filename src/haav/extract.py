@@ -1,6 +1,6 @@
 """Photos to views to store: batched, in several processes, resumable at any moment.
 
-Each worker computes and commits its own batches; a transaction holds whole photos. The parent hands
+Each worker computes and commits its own batches, a transaction a view. The parent hands
 out work, counts, and keeps `failures.jsonl`. Running the same command again does what is missing.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -88,3 +89,8 @@ def _of_list(path: Path) -> Iterator[PhotoRef]:
         raise DataError(f"cannot read the list {path}: {error}.") from None
     for line in filter(None, map(str.strip, lines)):
         yield PhotoRef(line, str(path.parent / line))
+
+
+def digests(photos: Iterable[PhotoRef]) -> dict[str, str]:
+    """Name → digest of the bytes; equal digests are one picture under two names."""
+    return {photo.id: hashlib.sha256(photo.read()).hexdigest() for photo in photos}

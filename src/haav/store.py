@@ -146,6 +146,26 @@ class Store:
         for photo in self.ids(view):
             yield photo, self.get(view, photo)
 
+    def info(self) -> dict[str, Any]:
+        """Counts, sizes and origin of every view."""
+        return {"path": str(self.path), "views": {view: self._view_info(view) for view in sorted(self.views)}}
+
+    def _view_info(self, view: str) -> dict[str, Any]:
+        manifest, table = self.views[view], self._required(view)
+        with self._env.begin(buffers=True) as transaction:
+            sizes = [(len(value), _token_count(value)) for _, value in transaction.cursor(db=table)]
+        photos = len(sizes)
+        return {
+            "photos": photos,
+            "empty": sum(tokens == 0 for _, tokens in sizes),
+            "mean_tokens": round(sum(tokens for _, tokens in sizes) / max(photos, 1), 2),
+            "bytes_per_photo": round(sum(size for size, _ in sizes) / max(photos, 1)),
+            **asdict(manifest.spec),
+            "fingerprint": manifest.fingerprint,
+            "licence": manifest.licence,
+            "source": manifest.source,
+        }
+
     def verify(self, view: str) -> Iterator[tuple[str, str | None]]:
         """Every photo of a view with what is wrong with its record, or None."""
         table, spec = self._required(view), self.views[view].spec
@@ -257,6 +277,12 @@ def unpack(value: Any, what: str) -> PhotoView:
         )
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"the record of {what} cannot be read: {error}.") from None
+
+
+def _token_count(value: Any) -> int:
+    _, _, length = _HEAD.unpack_from(value)
+    header = json.loads(bytes(value[_HEAD.size : _HEAD.size + length]))
+    return int(header["arrays"][0][2][0])
 
 
 def _to_half(tokens: torch.Tensor) -> np.ndarray:

@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from haav.data.annotations import Check
 from haav.describe import Description
+
+
+@contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with rate and time left on standard error; call it with (done, to do)."""
+    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(unit, total=None)
+        yield lambda done, todo: bar.update(task, completed=done, total=todo)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
+def print_store(path: str, info: dict[str, Any]) -> None:
+    table = _table("view", "photos", "lack it", "tokens", "width", "kB a photo", "made by", title=path)
+    for name, view in info["views"].items():
+        table.add_row(
+            name,
+            f"{view['photos']:,}",
+            f"{view['empty']:,}",
+            f"≤ {view['max_tokens']}",
+            str(view["dim"]),
+            f"{view['bytes_per_photo'] / 1000:.1f}",
+            view["fingerprint"][:24],
+        )
+    Console().print(table)
+
+
+def print_check(check: Check) -> None:
+    table = _table("split", "photos", "captions")
+    for split, photos in check.photos.items():
+        table.add_row(split, f"{photos:,}", f"{check.captions.get(split, 0):,}")
+    console = Console()
+    console.print(table)
+    counts = ", ".join(f"{photos:,} with {captions}" for captions, photos in check.captions_per_photo.items())
+    console.print(f"captions a photo: {counts}")
+    if check.surplus:
+        console.print(f"{check.surplus:,} pictures that no annotation names")
+    if check.duplicates:
+        console.print(f"{len(check.duplicates):,} pictures are there twice, first: {' = '.join(check.duplicates[0])}")
+    if check.missing:
+        console.print(f"[red]{len(check.missing):,} photos are missing, first: {check.missing[0]}[/]")
+    if check.shared:
+        console.print(f"[red]{len(check.shared):,} photos are shared between splits: {' = '.join(check.shared[0])}[/]")
 
 
 def print_description(description: Description) -> None:

@@ -67,6 +67,16 @@ Views = Mapping[str, View]
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Photos for one step of training or prediction."""
+
+    ids: tuple[str, ...]
+    views: Views
+    captions: Tensor | None
+    """(B, C, T) int64: <bos> … <eos>, <pad> behind; rows of <pad> where a photo has fewer captions; None: unlabelled"""
+
+
+@dataclass(frozen=True)
 class EmbeddedView:
     """A view in the model's width, its [CLS] in front."""
 

@@ -1,0 +1,230 @@
+"""The bridge from frozen image features to frozen sentence vectors (a "locked" dual encoder).
+
+There is no CLIP without a hub, so retrieval learns its own bridge from training captions. A bridge that has
+seen a photo finds its captions too well, even when they are left out of the search; a captioner trained on such
+views trusts them too much. So training photos are split into folds, and each fold is served by a bridge that was
+trained on the others (cross-fitting). Photos that no bridge has seen are served by the one trained on all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haav.errors import DataError
+from haav.files import write_atomically
+
+FORMAT = "haav-bridge-1"
+WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
+
+
+@dataclass(frozen=True)
+class BridgeConfig:
+    features: int
+    """width of the image features"""
+    vectors: int
+    """width of the sentence vectors"""
+    hidden: int = 1024
+    folds: int = 5
+    epochs: int = 40
+    batch: int = 512
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    dropout: float = 0.3
+    temperature: float = 0.05
+    seed: int = 0
+
+
+class Bridge(nn.Module):
+    """Image features → unit vectors where sentences live: a linear map and a small correction to it."""
+
+    def __init__(self, config: BridgeConfig, mean: Tensor | None = None, std: Tensor | None = None) -> None:
+        super().__init__()
+        # Networks of different scale sit side by side in the features; each channel is brought to unit variance.
+        self.register_buffer("mean", torch.zeros(config.features) if mean is None else mean)
+        self.register_buffer("std", torch.ones(config.features) if std is None else std)
+        self.linear = nn.Linear(config.features, config.vectors)
+        self.inner = nn.Linear(config.features, config.hidden)
+        self.outer = nn.Linear(config.hidden, config.vectors)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., features) → (..., vectors), unit length"""
+        x = (features.float() - self.get_buffer("mean")) / self.get_buffer("std")
+        x = self.dropout(x)
+        bent = self.outer(self.dropout(F.gelu(self.inner(x))))
+        return F.normalize(self.linear(x) + bent, dim=-1)
+
+
+class CrossFitted:
+    """The bridge for everybody, and for each training photo the one that has not seen it."""
+
+    def __init__(self, config: BridgeConfig, bridges: Sequence[Bridge], folds: Mapping[str, int], encoder: str) -> None:
+        """`bridges[0]` is trained on all folds, `bridges[1 + k]` on all but fold k"""
+        self.config = config
+        self.bridges = [bridge.eval() for bridge in bridges]
+        self.folds = dict(folds)
+        self.encoder = encoder
+        """which network made the sentence vectors"""
+
+    def trained_on(self, bridge: int) -> set[str]:
+        return {photo for photo, fold in self.folds.items() if fold != bridge - 1}
+
+    def serves(self, photo: str) -> int:
+        """Number of the bridge that answers for a photo: never one that was trained on it."""
+        return 1 + self.folds[photo] if photo in self.folds else 0
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor, photos: Sequence[str]) -> Tensor:
+        """features (B, regions, D) of the named photos → (B, regions, vectors)"""
+        out = torch.empty(*features.shape[:-1], self.config.vectors)
+        serving = torch.tensor([self.serves(photo) for photo in photos])
+        for number in serving.unique().tolist():
+            rows = serving == number
+            out[rows] = self.bridges[number](features[rows])
+        return out
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(json.dumps([asdict(self.config), self.folds, self.encoder]).encode())
+        for bridge in self.bridges:
+            for tensor in bridge.state_dict().values():
+                digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def save(self, directory: str | Path, report: Mapping[str, Any] | None = None) -> None:
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"{number}.{name}": tensor.contiguous()
+            for number, bridge in enumerate(self.bridges)
+            for name, tensor in bridge.state_dict().items()
+        }
+        manifest = {
+            "format": FORMAT,
+            "config": asdict(self.config),
+            "encoder": self.encoder,
+            "fingerprint": self.fingerprint,
+            "report": dict(report or {}),
+            "folds": self.folds,
+        }
+        write_atomically(directory / WEIGHTS, lambda path: save_file(tensors, path))
+        write_atomically(directory / MANIFEST, lambda path: path.write_text(json.dumps(manifest), encoding="utf-8"))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> CrossFitted:
+        directory = Path(directory)
+        try:
+            manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"its format is {manifest['format']!r}")
+            config = BridgeConfig(**manifest["config"])
+            tensors = load_file(directory / WEIGHTS)
+            bridges = []
+            for number in range(1 + config.folds):
+                bridge = Bridge(config)
+                own = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
+                bridge.load_state_dict(own)
+                bridges.append(bridge)
+            found = cls(config, bridges, manifest["folds"], manifest["encoder"])
+            if found.fingerprint != manifest["fingerprint"]:
+                raise ValueError("its fingerprint does not match")
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing.\n  Make a bridge with: haav bridge") from None
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
+            raise DataError(f"bridge {directory} is damaged: {error}.") from None
+        return found
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Photos with features of the whole and of crops, and the vectors of their captions."""
+
+    photos: tuple[str, ...]
+    features: Tensor
+    """(N, regions, D); region 0 is the whole photo"""
+    vectors: Tensor
+    """(captions, vectors), unit rows"""
+    rows: tuple[tuple[int, ...], ...]
+    """for each photo, the rows of its captions"""
+
+
+Progress = Callable[[int, int], None]
+
+
+def train_bridge(
+    pairs: Pairs, encoder: str, config: BridgeConfig, progress: Progress = lambda done, todo: None
+) -> CrossFitted:
+    """One bridge on all photos and one for each fold left out."""
+    generator = torch.Generator().manual_seed(config.seed)
+    fold_of = torch.randperm(len(pairs.photos), generator=generator) % max(config.folds, 1)
+    steps = (1 + config.folds) * config.epochs
+    bridges = []
+    for number in range(1 + config.folds):
+        chosen = (fold_of != number - 1).nonzero().flatten() if number else torch.arange(len(pairs.photos))
+        done = number * config.epochs
+        bridges.append(
+            _train_one(pairs, chosen, config, generator, lambda epoch, done=done: progress(done + epoch, steps))
+        )
+    folds = dict(zip(pairs.photos, fold_of.tolist(), strict=True)) if config.folds else {}
+    return CrossFitted(config, bridges, folds, encoder)
+
+
+def _train_one(
+    pairs: Pairs, chosen: Tensor, config: BridgeConfig, generator: torch.Generator, progress: Callable[[int], None]
+) -> Bridge:
+    whole = pairs.features[chosen, 0].float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        bridge = Bridge(config, whole.mean(dim=0), whole.std(dim=0) + 1e-3).train()
+        optimizer = torch.optim.AdamW(bridge.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        batches = max(1, len(chosen) // config.batch)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, config.lr, total_steps=config.epochs * batches, pct_start=0.1
+        )
+        for epoch in range(config.epochs):
+            order = chosen[torch.randperm(len(chosen), generator=generator)]
+            for batch in order.chunk(batches):
+                loss = _loss(bridge, pairs, batch, config, generator)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+            progress(epoch + 1)
+    return bridge.eval()
+
+
+def _loss(bridge: Bridge, pairs: Pairs, batch: Tensor, config: BridgeConfig, generator: torch.Generator) -> Tensor:
+    """Symmetric InfoNCE between photos and one caption each, drawn anew; now and then a crop stands for the photo."""
+    regions = pairs.features.shape[1]
+    cropped = torch.rand(len(batch), generator=generator) < 0.25
+    region = torch.where(cropped, torch.randint(0, regions, (len(batch),), generator=generator), 0)
+    images = bridge(pairs.features[batch, region])
+    draws = torch.rand(len(batch), generator=generator).tolist()
+    rows = [
+        pairs.rows[photo][int(draw * len(pairs.rows[photo]))] for photo, draw in zip(batch.tolist(), draws, strict=True)
+    ]
+    scores = images @ pairs.vectors[rows].float().T / config.temperature
+    targets = torch.arange(len(batch))
+    return (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
+
+
+@torch.no_grad()
+def recall(
+    queries: Tensor, vectors: Tensor, rows: Sequence[Sequence[int]], at: Sequence[int] = (1, 5, 10)
+) -> dict[str, float]:
+    """Share of photos with one of their own captions among the k nearest of all `vectors`, in per cent."""
+    best = (queries.float() @ vectors.float().T).topk(max(at), dim=1).indices
+    hits = torch.stack([torch.isin(best[number], torch.tensor(own)) for number, own in enumerate(rows)])
+    return {f"recall@{k}": round(100 * hits[:, :k].any(dim=1).float().mean().item(), 1) for k in at}

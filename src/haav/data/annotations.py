@@ -1,0 +1,225 @@
+"""Photos, splits and captions, from the files people have."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from haav.errors import ConfigError, DataError, unknown
+from haav.sources import SUFFIXES
+
+MAX_BYTES = 2_000_000_000
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Photo:
+    id: str
+    """the name under which its views are stored: a file name"""
+    split: str
+    captions: tuple[str, ...] = ()
+    """none: an unlabelled photo"""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    photos: tuple[Photo, ...]
+
+    def split(self, name: str) -> tuple[Photo, ...]:
+        if name not in SPLITS:
+            raise ConfigError(unknown("split", name, SPLITS))
+        return tuple(photo for photo in self.photos if photo.split == name)
+
+    def label_fraction(self, fraction: float, by: str = "photo", seed: int = 0) -> Dataset:
+        """Keep captions for a share of the training photos, or a share of the training captions; photos all stay.
+
+        Nested: the photos that 10 % keeps are among those that 20 % keeps.
+        """
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"a label fraction is between 0 and 1, not {fraction}.")
+        if by not in ("photo", "caption"):
+            raise ConfigError(unknown("way to take a fraction", by, ("photo", "caption")))
+        labelled = sorted(photo.id for photo in self.photos if photo.split == "train" and photo.captions)
+        captions = {photo.id: photo.captions for photo in self.photos}
+        units = [(name, number) for name in labelled for number in range(1 if by == "photo" else len(captions[name]))]
+        random.Random(seed).shuffle(units)
+        kept: dict[str, set[int]] = {}
+        for name, number in units[: round(fraction * len(units))]:
+            kept.setdefault(name, set()).update(range(len(captions[name])) if by == "photo" else {number})
+
+        def thin(photo: Photo) -> Photo:
+            if photo.split != "train":
+                return photo
+            numbers = kept.get(photo.id, set())
+            return replace(photo, captions=tuple(text for at, text in enumerate(photo.captions) if at in numbers))
+
+        return Dataset(tuple(thin(photo) for photo in self.photos))
+
+
+def load_dataset(path: str | Path, split: str = "train") -> Dataset:
+    """Karpathy JSON, COCO captions JSON, CSV or JSONL with `image, caption[, split]`, or a folder with captions.txt.
+
+    `split` names the split of formats that have none. `.gz` is fine for all.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path, split)
+    name = path.name.removesuffix(".gz")
+    text = _read(path)
+    try:
+        if name.endswith(".csv"):
+            rows: Iterable[Any] = csv.DictReader(io.StringIO(text))
+            return _table(rows, path, split)
+        if name.endswith(".jsonl"):
+            return _table([json.loads(line) for line in text.splitlines() if line.strip()], path, split)
+        data = json.loads(text)
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise DataError(f"{path} is not whole {name.rsplit('.')[-1].upper()}: {error}.") from None
+    if isinstance(data, dict) and "annotations" in data:
+        return _coco(data, path, split)
+    if isinstance(data, dict) and "images" in data:
+        return _karpathy(data, path)
+    raise DataError(f"{path} is neither Karpathy's JSON ('images' with 'sentences') nor COCO's ('annotations').")
+
+
+def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
+    photos = []
+    for number, image in enumerate(data["images"]):
+        try:
+            name = image["filename"]
+            split = "train" if image["split"] == "restval" else image["split"]
+            captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences", ()))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: image {number} lacks {error}.") from None
+        photos.append(Photo(str(name), _split(split, path), captions))
+    return _unique(photos, path)
+
+
+def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
+    try:
+        names = {image["id"]: str(image["file_name"]) for image in data["images"]}
+        captions: dict[str, list[str]] = {name: [] for name in names.values()}
+        for note in data["annotations"]:
+            captions[names[note["image_id"]]].append(note["caption"].strip())
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not COCO captions JSON: {error} is missing.") from None
+    return _unique([Photo(name, _split(split, path), tuple(texts)) for name, texts in captions.items()], path)
+
+
+def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
+    captions: dict[str, list[str]] = {}
+    splits: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not row.get("image"):
+            found = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"{path}: row {number} has no 'image' (it has {found}). Columns: image, caption[, split].")
+        image = str(row["image"])
+        own = _split(str(row.get("split") or split), path)
+        if splits.setdefault(image, own) != own:
+            raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {own}.")
+        texts = captions.setdefault(image, [])
+        if row.get("caption"):
+            texts.append(str(row["caption"]).strip())
+    return Dataset(tuple(Photo(image, splits[image], tuple(texts)) for image, texts in captions.items()))
+
+
+def _folder(path: Path, split: str) -> Dataset:
+    """captions.txt has `name<TAB>caption`, `name,caption` or Flickr's `name#0<TAB>caption`; others: unlabelled."""
+    pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
+    known: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
+    for number, line in enumerate(_read(path / "captions.txt").splitlines(), 1):
+        if not line.strip() or line.lower().replace(" ", "") == "image,caption":
+            continue
+        image, separator, caption = line.partition("\t" if "\t" in line else ",")
+        image = image.split("#")[0].strip()
+        if not separator or image not in known:
+            raise DataError(f"{path / 'captions.txt'}: line {number} names no picture of the folder: '{line[:60]}'.")
+        known[image].append(caption.strip())
+    return Dataset(tuple(Photo(image, split, tuple(texts)) for image, texts in known.items()))
+
+
+def _unique(photos: Sequence[Photo], path: Path) -> Dataset:
+    """A photo twice in one split is merged; in two splits it is an error: scores would mean nothing."""
+    merged: dict[str, Photo] = {}
+    for photo in photos:
+        known = merged.get(photo.id)
+        if known is not None and known.split != photo.split:
+            raise DataError(f"{path}: '{photo.id}' is in two splits, {known.split} and {photo.split}.")
+        merged[photo.id] = replace(photo, captions=(*(known.captions if known else ()), *photo.captions))
+    return Dataset(tuple(merged.values()))
+
+
+def _split(name: str, path: Path) -> str:
+    if name not in SPLITS:
+        raise DataError(f"{path}: " + unknown("split", name, SPLITS))
+    return name
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}.") from None
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{path} unpacks to more than {MAX_BYTES:,} bytes.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8.") from None
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `haav dataset check` reports."""
+
+    photos: dict[str, int]
+    captions: dict[str, int]
+    captions_per_photo: dict[int, int]
+    unlabelled: int
+    missing: tuple[str, ...]
+    """named by the annotations, not found among the pictures"""
+    surplus: int
+    """pictures that no annotation names"""
+    duplicates: tuple[tuple[str, str], ...]
+    """pairs of names with the same bytes"""
+    shared: tuple[tuple[str, str], ...]
+    """such pairs whose splits differ: an error"""
+
+
+def check_dataset(dataset: Dataset, pictures: dict[str, str] | None = None) -> Check:
+    """`pictures`: name → digest of the bytes, where the pictures are at hand"""
+    splits = {photo.id: photo.split for photo in dataset.photos}
+    missing: tuple[str, ...] = ()
+    duplicates: list[tuple[str, str]] = []
+    surplus = 0
+    if pictures is not None:
+        missing = tuple(photo.id for photo in dataset.photos if photo.id not in pictures)
+        surplus = sum(name not in splits for name in pictures)
+        first: dict[str, str] = {}
+        for name in (name for name in pictures if name in splits):
+            other = first.setdefault(pictures[name], name)
+            if other != name:
+                duplicates.append((other, name))
+    return Check(
+        photos=dict(Counter(splits.values())),
+        captions=dict(sum((Counter({p.split: len(p.captions)}) for p in dataset.photos), Counter())),
+        captions_per_photo=dict(sorted(Counter(len(photo.captions) for photo in dataset.photos).items())),
+        unlabelled=sum(not photo.captions for photo in dataset.photos),
+        missing=missing,
+        surplus=surplus,
+        duplicates=tuple(duplicates),
+        shared=tuple((a, b) for a, b in duplicates if splits[a] != splits[b]),
+    )

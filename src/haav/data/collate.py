@@ -1,0 +1,57 @@
+"""Photos to a batch: the one place where padding is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from haav.text import PAD
+from haav.types import Batch, PhotoView, View
+
+
+def collate(
+    ids: Sequence[str],
+    views: Mapping[str, Sequence[PhotoView]],
+    captions: Sequence[Sequence[Sequence[int]]] | None = None,
+) -> Batch:
+    """`views`: name → one view a photo; `captions`: for each photo its captions as word ids"""
+    stacked = {name: stack(per_photo) for name, per_photo in views.items()}
+    return Batch(tuple(ids), stacked, None if captions is None else pad_captions(captions))
+
+
+def stack(photos: Sequence[PhotoView]) -> View:
+    """One view of several photos, padded to the longest of them (not to the longest view there could be)."""
+    lengths = torch.tensor([len(photo.tokens) for photo in photos])
+    longest = int(lengths.max()) if len(photos) else 0
+    first = photos[0]
+    return View(
+        tokens=_pad([photo.tokens for photo in photos], longest),
+        mask=torch.arange(longest) < lengths[:, None],
+        indices={name: _pad([photo.indices[name] for photo in photos], longest) for name in first.indices},
+        boxes=None if first.boxes is None else _pad([_boxes(photo) for photo in photos], longest),
+    )
+
+
+def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    """(B, C, T) with C the most captions of a photo and T the longest caption"""
+    most = max((len(photo) for photo in captions), default=0)
+    longest = max((len(words) for photo in captions for words in photo), default=0)
+    padded = torch.full((len(captions), most, longest), PAD, dtype=torch.int64)
+    for b, photo in enumerate(captions):
+        for c, words in enumerate(photo):
+            padded[b, c, : len(words)] = torch.tensor(words, dtype=torch.int64)
+    return padded
+
+
+def _pad(rows: Sequence[Tensor], longest: int) -> Tensor:
+    padded = rows[0].new_zeros(len(rows), longest, *rows[0].shape[1:])
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded
+
+
+def _boxes(photo: PhotoView) -> Tensor:
+    assert photo.boxes is not None, "a view has boxes for all photos or for none"
+    return photo.boxes

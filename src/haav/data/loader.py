@@ -1,0 +1,96 @@
+"""Batches of stored views, read ahead by worker processes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from haav.data.annotations import Photo
+from haav.data.collate import collate
+from haav.errors import StoreError
+from haav.store import Store
+from haav.text import Vocabulary
+from haav.types import Batch
+
+
+class StoredPhotos(torch.utils.data.Dataset[Any]):
+    """Photos with their views in a store and their captions as word ids; a batch is read in one go."""
+
+    def __init__(
+        self,
+        store: Store,
+        views: Sequence[str],
+        photos: Sequence[Photo],
+        vocabulary: Vocabulary | None,
+        max_words: int = 20,
+    ) -> None:
+        """`vocabulary` None: captions are left out, as for photos without any"""
+        self.store = store
+        self.views = tuple(views)
+        self.photos = tuple(photos)
+        self.ids = tuple(photo.id for photo in photos)
+        self.captions = None
+        if vocabulary is not None:
+            encoded = ([vocabulary.encode(text) for text in photo.captions] for photo in photos)
+            # <bos>, at most `max_words` words, and <eos> only where the caption was not cut
+            self.captions = [[words[: max_words + 2] for words in photo] for photo in encoded]
+        for view in self.views:
+            missing = store.missing(view, self.ids)
+            if missing:
+                raise StoreError(
+                    f"view '{view}' is missing for {len(missing):,} of {len(self.ids):,} photos "
+                    f"(first: {missing[0]}).\n"
+                    f"  Finish it with: haav extract --store {store.path} --views {view} --images …"
+                )
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, rows: Sequence[int]) -> Batch:
+        ids = [self.ids[row] for row in rows]
+        views = {view: self.store.get_many(view, ids) for view in self.views}
+        return collate(ids, views, None if self.captions is None else [self.captions[row] for row in rows])
+
+
+class ShuffledBatches(Sampler[list[int]]):
+    """Batches of row numbers, shuffled anew each epoch, the same on every run with the same seed."""
+
+    def __init__(self, size: int, batch: int, seed: int = 0, shuffle: bool = True, drop_last: bool = False) -> None:
+        self.size, self.batch, self.seed, self.shuffle, self.drop_last = size, batch, seed, shuffle, drop_last
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.size))
+        if self.shuffle:
+            random.Random(f"{self.seed}-{self.epoch}").shuffle(order)
+        for number in range(len(self)):
+            yield order[number * self.batch : (number + 1) * self.batch]
+
+
+def build_loader(
+    photos: StoredPhotos, batches: Sampler[list[int]], workers: int = 1, pin: bool = torch.cuda.is_available()
+) -> DataLoader[Any]:
+    """Reads ahead in `workers` spawned processes (0: in this one); pinned memory where there is a GPU."""
+    return DataLoader(
+        photos,
+        sampler=batches,  # each "sample" is a whole batch: one transaction, one collation
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+        prefetch_factor=4 if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=pin,
+    )
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    captions = None if batch.captions is None else batch.captions.to(device, non_blocking=True)
+    return replace(batch, views={name: view.to(device) for name, view in batch.views.items()}, captions=captions)

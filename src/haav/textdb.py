@@ -1,0 +1,215 @@
+"""Sentences that photos can be described with: their vectors, and whose captions they were.
+
+A directory: `entries.jsonl` (a sentence and its owners a line), `vectors.safetensors`, `manifest.json`
+(where the sentences come from). Owners are training photos; a photo never retrieves its own captions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from haav.errors import DataError
+from haav.files import write_atomically
+
+FORMAT = "haav-textdb-1"
+ENTRIES, VECTORS, MANIFEST = "entries.jsonl", "vectors.safetensors", "manifest.json"
+FAISS_ABOVE = 1_000_000
+CHUNK = 4096
+"""queries scored at once"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    sentence: str
+    owners: tuple[str, ...] = ()
+    """photos that it is a caption of"""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    encoder: str
+    """which network made the vectors"""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """file, kind, split, sentences and excluded photos of each source"""
+    format: str = FORMAT
+
+
+class TextDatabase:
+    def __init__(self, entries: Sequence[Entry], vectors: Tensor, manifest: Manifest) -> None:
+        assert len(entries) == len(vectors)
+        self.entries = tuple(entries)
+        self.vectors = vectors
+        self.manifest = manifest
+
+    @property
+    def sentences(self) -> list[str]:
+        return [entry.sentence for entry in self.entries]
+
+    @property
+    def encoder(self) -> str:
+        return self.manifest.encoder
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with any sentence, owner or vector."""
+        digest = hashlib.sha256(self.vectors.numpy().tobytes())
+        for entry in self.entries:
+            digest.update(json.dumps([entry.sentence, entry.owners]).encode())
+        return digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @cached_property
+    def _owned(self) -> dict[str, list[int]]:
+        owned: dict[str, list[int]] = {}
+        for row, entry in enumerate(self.entries):
+            for owner in entry.owners:
+                owned.setdefault(owner, []).append(row)
+        return owned
+
+    def rows_of(self, photo: str) -> list[int]:
+        """The entries that are captions of a photo."""
+        return self._owned.get(photo, [])
+
+    def search(
+        self, queries: Tensor, top: int, exclude_owner: Sequence[str | None] | None = None, backend: str = "auto"
+    ) -> tuple[Tensor, Tensor]:
+        """The `top` nearest sentences of each query: scores and rows, (Q, top), best first.
+
+        `exclude_owner[q]`: the photo that asks; none of its own captions is returned.
+        `backend`: torch, faiss, or auto (faiss above a million sentences where it is installed).
+        """
+        banned = [self.rows_of(owner) if owner else [] for owner in exclude_owner or [None] * len(queries)]
+        if top + max(map(len, banned), default=0) > len(self):
+            raise DataError(
+                f"{top} sentences were asked for; the text database has {len(self)}, its askers' own included."
+            )
+        if backend == "faiss" or (backend == "auto" and len(self) > FAISS_ABOVE and _faiss() is not None):
+            return self._search_faiss(queries, top, banned)
+        scores, rows = [], []
+        for at in range(0, len(queries), CHUNK):
+            found = queries[at : at + CHUNK].float() @ self._searchable.T
+            for number, own in enumerate(banned[at : at + CHUNK]):
+                found[number, own] = -torch.inf
+            best = found.topk(top, dim=1)
+            scores.append(best.values)
+            rows.append(best.indices)
+        return torch.cat(scores), torch.cat(rows)
+
+    @cached_property
+    def _searchable(self) -> Tensor:
+        return self.vectors.float()
+
+    def _search_faiss(self, queries: Tensor, top: int, banned: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """An exact index, asked for as many more as may have to be left out."""
+        index = self._faiss_index
+        extra = max(map(len, banned), default=0)
+        found_scores, found_rows = (
+            torch.from_numpy(part) for part in index.search(queries.float().numpy(), top + extra)
+        )
+        scores, rows = torch.empty(len(queries), top), torch.empty(len(queries), top, dtype=torch.int64)
+        for number, own in enumerate(banned):
+            kept = ~torch.isin(found_rows[number], torch.tensor(list(own), dtype=torch.int64))
+            scores[number], rows[number] = found_scores[number][kept][:top], found_rows[number][kept][:top]
+        return scores, rows
+
+    @cached_property
+    def _faiss_index(self) -> Any:
+        faiss = _faiss()
+        if faiss is None:
+            raise DataError("faiss is not installed.\n  pip install faiss-cpu")
+        index = faiss.IndexFlatIP(self.vectors.shape[1])
+        index.add(self._searchable.numpy())
+        return index
+
+    def save(self, directory: str | Path) -> None:
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = "".join(
+            json.dumps([entry.sentence, list(entry.owners)], ensure_ascii=False) + "\n" for entry in self.entries
+        )
+        stamped = asdict(self.manifest) | {"fingerprint": self.fingerprint}
+        write_atomically(directory / ENTRIES, lambda path: path.write_text(lines, encoding="utf-8"))
+        write_atomically(directory / VECTORS, lambda path: save_file({"vectors": self.vectors.contiguous()}, path))
+        write_atomically(
+            directory / MANIFEST, lambda path: path.write_text(json.dumps(stamped, indent=1), encoding="utf-8")
+        )
+
+    @classmethod
+    def load(cls, directory: str | Path) -> TextDatabase:
+        directory = Path(directory)
+        try:
+            data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
+            entries = [Entry(sentence, tuple(owners)) for sentence, owners in map(json.loads, lines)]
+            vectors = load_file(directory / VECTORS)["vectors"]
+            found = data.pop("fingerprint")
+            manifest = Manifest(**data)
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing.\n  Make a text database with: haav textdb build") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            raise DataError(f"text database {directory} is damaged: {error}.") from None
+        if manifest.format != FORMAT or len(entries) != len(vectors):
+            raise DataError(
+                f"text database {directory} is not of format '{FORMAT}', or its files do not belong together."
+            )
+        database = cls(entries, vectors, manifest)
+        if database.fingerprint != found:
+            raise DataError(f"text database {directory} is damaged: its fingerprint does not match.")
+        return database
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss
+
+
+def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """Each sentence once, with everybody it is a caption of; in order of first appearance."""
+    owners: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        owners.setdefault(" ".join(entry.sentence.split()), {}).update(dict.fromkeys(entry.owners))
+    return [Entry(sentence, tuple(known)) for sentence, known in owners.items() if sentence]
+
+
+def read_text_file(path: Path) -> Iterator[Entry]:
+    """A sentence a line."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            yield Entry(line)
+
+
+def read_visual_genome(path: Path, exclude: frozenset[str] = frozenset()) -> Iterator[Entry]:
+    """Phrases of `attributes.json` ("red car") or `relationships.json` ("man riding horse"), as Xmodal-Ctx takes them.
+
+    `exclude`: Visual Genome or COCO image ids whose phrases stay out (photos shared with val or test).
+    """
+    for image in json.loads(path.read_text(encoding="utf-8")):
+        if {str(image.get("image_id")), str(image.get("coco_id"))} & exclude:
+            continue
+        for item in image.get("attributes", ()):
+            for attribute in item.get("attributes") or ():
+                for name in item.get("names", ())[:1]:
+                    yield Entry(f"{attribute} {name}".lower())
+        for relation in image.get("relationships", ()):
+            subject, thing = (_name(relation[side]) for side in ("subject", "object"))
+            yield Entry(f"{subject} {relation['predicate']} {thing}".lower())
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str(item["name"] if "name" in item else item["names"][0])
