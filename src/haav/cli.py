@@ -1,4 +1,5 @@
-"""`haav VERB …`: parses, calls, prints. Each verb is a function whose annotations are its flags and help.
+"""`haav VERB …`: parses, calls, prints. Each verb is a function whose annotations are its flags and help;
+what stands before the `*` is given by place.
 
 Flags with a dot, like `--model.d_model 512`, set any setting of the config; they are collected
 here and checked together with the config, so that every problem is reported at once.
@@ -24,6 +25,7 @@ Overrides = list[tuple[str, str]]
 
 
 def describe(
+    *,
     preset: Annotated[str | None, "starting point: paper, release or best (default)"] = None,
     encoding: Annotated[str | None, "how views are encoded: shared, unshared, concat_views, model_per_view"] = None,
     aggregator: Annotated[
@@ -58,6 +60,7 @@ def describe(
 def convert(
     source: Annotated[str, "a checkpoint of the authors' released code: .safetensors or .pth"],
     out: Annotated[str, "model directory to write"],
+    *,
     vocabulary: Annotated[str | None, "its words by id: a JSON list, or one a line"] = None,
     heads: Annotated[int, "attention heads: the file does not say"] = 8,
 ) -> int:
@@ -74,8 +77,9 @@ def convert(
 
 
 def extract(
-    store: Annotated[str, "view store to fill; made when it is not there"],
+    *,
     images: Annotated[str, "a folder, a .tar, a .txt list of paths; several with commas"],
+    store: Annotated[str, "view store to fill; made when it is not there"],
     views: Annotated[str, "which views, with commas: grid, objects, regions, text_whole, …"] = "grid,objects,regions",
     bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
     textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
@@ -102,6 +106,7 @@ def extract(
 def store(
     action: Annotated[str, "info, verify, drop or export-webdataset"],
     path: Annotated[str, "the view store"],
+    *,
     view: Annotated[str | None, "one view only (drop needs it)"] = None,
     out: Annotated[str | None, "export-webdataset: folder for the shards"] = None,
     shard_size: Annotated[int, "export-webdataset: photos a shard"] = 1000,
@@ -139,6 +144,7 @@ def store(
 def dataset(
     action: Annotated[str, "check"],
     path: Annotated[str, "Karpathy or COCO JSON, CSV, JSONL (.gz is fine), or a folder with captions.txt"],
+    *,
     images: Annotated[str | None, "where the pictures are, to look for missing and duplicate ones"] = None,
     json: Annotated[bool, "print JSON"] = False,
 ) -> int:
@@ -158,6 +164,7 @@ def dataset(
 
 def textdb(
     action: Annotated[str, "build"],
+    *,
     out: Annotated[str, "directory to write"],
     captions: Annotated[str, "data sets whose training captions go in, with commas"] = "",
     text: Annotated[str, "text files, a sentence a line, with commas"] = "",
@@ -179,6 +186,7 @@ def textdb(
 
 
 def bridge(
+    *,
     store: Annotated[str, "view store with the view regions"],
     dataset: Annotated[str, "data set with train and val photos of the store"],
     textdb: Annotated[str, "text database with the captions of its training photos"],
@@ -302,12 +310,14 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
         if typing.get_origin(kind) is types.UnionType:
             (kind,) = [option for option in typing.get_args(kind) if option is not type(None)]
         flag = f"--{name.replace('_', '-')}"
-        if parameter.default is inspect.Parameter.empty:
+        required = parameter.default is inspect.Parameter.empty
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             parser.add_argument(name, type=kind, help=doc)
         elif kind is bool:
             parser.add_argument(flag, action="store_true", help=doc, dest=name)
         else:
-            parser.add_argument(flag, type=kind, default=parameter.default, help=doc, dest=name)
+            default = None if required else parameter.default
+            parser.add_argument(flag, type=kind, default=default, required=required, help=doc, dest=name)
 
 
 def _print_json(data: Any) -> None:

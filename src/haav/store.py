@@ -7,6 +7,7 @@ Any number of processes may read, and write in turn.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,16 @@ class ViewManifest:
     notes: str = ""
 
 
+@dataclass
+class _Handle:
+    env: Any
+    writable: bool
+    users: int = 0
+
+
+_handles: dict[tuple[int, str], _Handle] = {}
+
+
 class Store:
     """
     >>> store = Store("views")                     # doctest: +SKIP
@@ -60,17 +71,26 @@ class Store:
         self._tables: dict[str, Any] = {}
 
     def _open(self) -> Any:
-        try:
-            return lmdb.open(
-                str(self.path),
-                map_size=MAP_BYTES,
-                max_dbs=MAX_VIEWS,
-                readonly=not self.writable,
-                readahead=False,
-                max_readers=512,
-            )
-        except lmdb.Error as error:
-            raise StoreError(f"cannot open store {self.path}: {error}.") from None
+        """LMDB allows a process one handle on a file: stores of the same path share it."""
+        key = (os.getpid(), str(self.path.resolve()))
+        handle = _handles.get(key)
+        if handle is None:
+            try:
+                env = lmdb.open(
+                    str(self.path),
+                    map_size=MAP_BYTES,
+                    max_dbs=MAX_VIEWS,
+                    readonly=not self.writable,
+                    readahead=False,
+                    max_readers=512,
+                )
+            except lmdb.Error as error:
+                raise StoreError(f"cannot open store {self.path}: {error}.") from None
+            handle = _handles[key] = _Handle(env, self.writable)
+        elif self.writable and not handle.writable:
+            raise StoreError(f"store {self.path} is open for reading in this process; close it before writing.")
+        handle.users += 1
+        return handle.env
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy for another process opens the file anew (LMDB must not cross a fork or a spawn)."""
@@ -81,7 +101,15 @@ class Store:
         self._env, self._tables = self._open(), {}
 
     def close(self) -> None:
-        self._env.close()
+        if self._env is None:
+            return
+        self._env = None
+        key = (os.getpid(), str(self.path.resolve()))
+        handle = _handles[key]
+        handle.users -= 1
+        if not handle.users:
+            del _handles[key]
+            handle.env.close()
 
     def __enter__(self) -> Store:
         return self

@@ -1,0 +1,333 @@
+"""Models of the Hugging Face hub, for the views of the extra `haav[hub]`: found, fingerprinted, loaded, fed.
+
+Weights are read from safetensors only and no code of a model's repository is ever run. Photos are prepared
+with Pillow and torch as the model's own `preprocessor_config.json` says, since the ready-made processors ask
+for torchvision, which breaks other parts of a CPU installation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from haav.errors import ViewError
+from haav.views.base import PhotoBatch
+
+INSTALL = 'pip install "haav[hub]"'
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+FILES = [CONFIG, "model*.safetensors", INDEX, "*processor_config.json", "*token*.json", "vocab.json", "merges.txt"]
+TIMEOUT = 10
+"""seconds to wait for the hub's first answer"""
+BATCH = 32
+"""pictures that go through a network at once"""
+
+REVISIONS = {
+    # `main` holds a pickle only; this is the commit of the hub's own conversion bot, on top of main
+    "openai/clip-vit-base-patch32": "c237dc49a33fc61debc9276459120b7eac67e7ef",
+    # `main` needs timm, and timm needs torchvision
+    "facebook/detr-resnet-50": "no_timm",
+    "facebook/detr-resnet-101": "no_timm",
+}
+"""where not to take `main`; `name@revision` takes any other"""
+
+
+def transformers() -> Any:
+    """The library, imported when a hub view is asked for and not before."""
+    try:
+        import transformers
+    except ImportError:
+        raise ViewError(f"this view needs transformers, which is not installed.\n  {INSTALL}") from None
+    return transformers
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model whose files are on this machine."""
+
+    name: str
+    """as it was asked for: a hub name or a folder"""
+    option: str
+    """by which another model can be asked for"""
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return _read_json(self.folder / CONFIG)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights themselves: the same for a hub name and a folder that hold the same files."""
+        digest = hashlib.sha256()
+        for path in weight_files(self.folder):
+            size, changed = path.stat().st_size, path.stat().st_mtime_ns
+            digest.update(f"{path.name} {size} {_sha256(path, size, changed)}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def find_model(name: str | Path, option: str) -> HubModel:
+    """A folder, or a hub name (`owner/model`, `owner/model@revision`), downloaded once and then used from the cache."""
+    transformers()
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if isinstance(name, Path) or name.startswith(("/", ".", "~")) or folder.exists():
+            raise ViewError(f"{option}: there is no folder {folder}.\n  Give a folder with a model, or a hub name.")
+        folder = _fetch(name, option)
+    elif lacking := _lacking(folder):
+        raise ViewError(
+            f"{option}: folder {folder} holds no {lacking}.\n"
+            "  Put there what the model's page on the hub lists; weights are read from safetensors only."
+        )
+    return HubModel(str(name), option, folder)
+
+
+def _fetch(given: str, option: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name, _, revision = given.partition("@")
+    where: dict[str, Any] = {"revision": revision or REVISIONS.get(name)}
+    try:
+        # The hub is not asked about what is here already: a frozen network must not change by itself.
+        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True, **where))
+        if not _lacking(folder):
+            return folder
+    except (OSError, ValueError):
+        pass  # not here, or no hub name at all: the hub says which
+    try:
+        # One short question first: a download without a connection may retry for minutes.
+        answer = huggingface_hub.HfApi().model_info(name, timeout=TIMEOUT, **where)
+        files = {file.rfilename for file in answer.siblings or ()}
+        if not files & {WEIGHTS, INDEX}:
+            raise ViewError(
+                f"{option}: '{given}' has no safetensors weights, and no others are read.\n"
+                f"  Look for a revision that has them ({option}={name}@REVISION), or give a folder: {option}=FOLDER"
+            )
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES, **where))
+    except ViewError:
+        raise
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise ViewError(
+            f"{option}: '{given}' is neither a folder nor a model of the hub that you may read "
+            f"({_first_line(error)}).\n  Give owner/model, owner/model@revision or a folder."
+        ) from None
+    except Exception as error:  # whatever the connection, a proxy or the disk says
+        raise ViewError(
+            f"{option}: the hub cannot be reached for '{given}' ({type(error).__name__}: {_first_line(error)}).\n"
+            f"  Download the model where there is a connection (hf download {name}) and give its folder: "
+            f"{option}=FOLDER\n  Or use the embedded views, which need no hub: grid, objects, regions, text_whole."
+        ) from None
+
+
+def _lacking(folder: Path) -> str:
+    """The first necessary file that is not there, or nothing."""
+    if not (folder / CONFIG).is_file():
+        return CONFIG
+    if not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
+        return WEIGHTS
+    return next((path.name for path in weight_files(folder) if not path.is_file()), "")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The one file of weights, or its parts as the index names them."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    return [folder / name for name in sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))]
+
+
+@cache
+def _sha256(path: Path, size: int, changed: int) -> str:
+    """`size` and `changed` are there to hash a file again that was replaced"""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@cache
+def load_network(model: HubModel, kind: str) -> Any:
+    """The transformers class `kind` with the model's weights, frozen, float32 (half precision crawls on a CPU)."""
+    library = transformers()
+    try:
+        with _quiet(library):
+            network, report = getattr(library, kind).from_pretrained(
+                str(model.folder),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except ImportError as error:
+        raise ViewError(
+            f"{model.option}: '{model.name}' needs a library that haav does without: {_first_line(error)}\n"
+            "  Choose a model with a backbone of transformers' own, such as PekingU/rtdetr_r50vd."
+        ) from None
+    except Exception as error:  # damaged files, or those of another kind of model
+        raise ViewError(
+            f"{model.option}: '{model.name}' cannot be loaded as {kind} ({_first_line(error)}).\n"
+            f"  Check the files in {model.folder}."
+        ) from None
+    # transformers would make missing weights up and only warn; a count of training batches is no weight
+    if missing := sorted(key for key in report["missing_keys"] if not key.endswith("num_batches_tracked")):
+        raise ViewError(
+            f"{model.option}: '{model.name}' lacks {len(missing)} weights of {kind} (first: {missing[0]}).\n"
+            "  Give a complete model."
+        )
+    return network.eval().requires_grad_(False).float()
+
+
+@cache
+def load_tokenizer(model: HubModel) -> Any:
+    try:
+        return transformers().AutoTokenizer.from_pretrained(
+            str(model.folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise ViewError(
+            f"{model.option}: '{model.name}' has no tokenizer that can be read ({_first_line(error)}).\n"
+            f"  tokenizer.json, or vocab.json and merges.txt, belong in {model.folder}."
+        ) from None
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Loading one tower of two is meant; transformers prints a report of what is left over."""
+    logging = library.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """From a photo to a network's input, as the model's makers did it; the numbers of transformers' own processors."""
+
+    short: int | None
+    """the shorter side, the other in proportion; None: `exact`"""
+    long: int | None
+    """the longer side may not exceed this; then the shorter gets shorter"""
+    exact: tuple[int, int] | None
+    """height and width, whatever the photo's proportions"""
+    crop: tuple[int, int] | None
+    """height and width of the middle that is kept"""
+    resample: int
+    """Pillow's number of the filter"""
+    scale: float
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """(3, height, width) float32"""
+        if self.crop and not self.long:
+            image = _trim(image)
+        height, width = self._size(image)
+        image = image.resize((width, height), Image.Resampling(self.resample))
+        if self.crop:
+            top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
+            image = image.crop((left, top, left + self.crop[1], top + self.crop[0]))
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() * self.scale
+        if self.mean is None or self.std is None:
+            return pixels
+        return (pixels - torch.tensor(self.mean)[:, None, None]) / torch.tensor(self.std)[:, None, None]
+
+    def _size(self, image: Image.Image) -> tuple[int, int]:
+        if self.exact:
+            return self.exact
+        assert self.short
+        small, large = sorted(image.size)
+        short = float(self.short)
+        if self.long and large / small * short > self.long:
+            short = self.long * small / large
+        if small == round(short):
+            return image.height, image.width
+        new_small, new_large = max(1, round(short)), max(1, int(short * large / small))
+        return (new_small, new_large) if image.width >= image.height else (new_large, new_small)
+
+
+def _trim(image: Image.Image) -> Image.Image:
+    """The middle of a very long strip: a picture of 2 × 9000 pixels would else be blown up to 224 × a million."""
+    limit = 8 * min(image.size)
+    left, top = (max(0, side - limit) // 2 for side in image.size)
+    return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
+
+
+def load_preparation(model: HubModel, defaults: Mapping[str, Any] | None) -> Preparation:
+    """As the model's folder says; `defaults` for what it leaves out, None where nothing can be assumed."""
+    found = _preprocessor_config(model.folder)
+    if found is None and defaults is None:
+        raise ViewError(
+            f"{model.option}: '{model.name}' has no preprocessor_config.json, which says how to prepare photos.\n"
+            f"  Copy it from the model's page on the hub into {model.folder}."
+        )
+    settings = {**(defaults or {}), **(found or {})}
+    try:
+        size, crop = settings["size"], settings.get("crop_size") if settings.get("do_center_crop") else None
+        # Old files give one number: the shorter side, and for a crop its side.
+        size = size if isinstance(size, Mapping) else {"shortest_edge": size, "longest_edge": settings.get("max_size")}
+        crop = crop if isinstance(crop, Mapping) or crop is None else {"height": crop, "width": crop}
+        normal = settings.get("do_normalize", True)
+        exact = (int(size["height"]), int(size["width"])) if "height" in size else None
+        return Preparation(
+            short=None if exact else int(size["shortest_edge"]),
+            long=int(size["longest_edge"]) if size.get("longest_edge") else None,
+            exact=exact,
+            crop=(int(crop["height"]), int(crop["width"])) if crop else None,
+            resample=int(settings.get("resample", Image.Resampling.BILINEAR)),
+            scale=float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0,
+            mean=tuple(settings["image_mean"]) if normal else None,
+            std=tuple(settings["image_std"]) if normal else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ViewError(
+            f"{model.option}: the preprocessor_config.json of '{model.name}' cannot be understood "
+            f"({type(error).__name__}: {error}).\n  It must give size, image_mean and image_std."
+        ) from None
+
+
+def _preprocessor_config(folder: Path) -> dict[str, Any] | None:
+    if (folder / "preprocessor_config.json").is_file():
+        return _read_json(folder / "preprocessor_config.json")
+    if (folder / "processor_config.json").is_file():  # where transformers 5 saves it
+        return _read_json(folder / "processor_config.json").get("image_processor")
+    return None
+
+
+def photo_images(photos: PhotoBatch) -> Sequence[Image.Image]:
+    """The photos as they are, in their own proportions."""
+    assert photos._images is not None, "these photos are known only by what a store holds of them"
+    return photos._images
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ViewError(f"cannot read {path}: {error}.") from None
+    if not isinstance(data, dict):
+        raise ViewError(f"cannot read {path}: it holds no settings.")
+    return data
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

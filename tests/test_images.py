@@ -1,0 +1,136 @@
+"""Pictures that people really have."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from haav.errors import ImageError
+from haav.images import load_image
+
+
+def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def halves(mode: str = "RGB") -> Image.Image:
+    """Left half red, right half blue, wider than high."""
+    image = Image.new("RGB", (40, 20), "red")
+    image.paste("blue", (20, 0, 40, 20))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF"])
+def test_common_formats_are_read(kind: str) -> None:
+    image = load_image(encode(halves(), kind))
+    assert (image.mode, image.size) == ("RGB", (40, 20))
+    assert image.getpixel((5, 10))[0] > 180 > 80 > image.getpixel((35, 10))[0]
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "YCbCr", "LAB", "HSV"])
+def test_colour_modes_become_rgb(mode: str) -> None:
+    kind = "JPEG" if mode in ("CMYK", "YCbCr") else "TIFF"
+    image = load_image(halves(mode) if mode == "HSV" else encode(halves(mode), kind))
+    assert image.mode == "RGB"
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    image = np.asarray(load_image(encode(Image.fromarray(ramp), "PNG")))[..., 0]
+    assert np.array_equal(image, np.arange(256).reshape(16, 16))
+
+
+def test_transparency_lies_over_white() -> None:
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert load_image(encode(clear, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_exif_rotation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    image = load_image(encode(halves(), "JPEG", exif=exif, quality=95))
+    assert image.size == (20, 40)
+    assert image.getpixel((10, 5))[0] > 200
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    frames = [halves(), Image.new("RGB", (40, 20), "green")]
+    for kind in ("GIF", "WEBP"):
+        data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+        assert load_image(data).getpixel((5, 10))[0] > 200
+
+
+def test_arrays_and_pictures_are_fine() -> None:
+    array = np.asarray(halves())
+    for given_ in (
+        array,
+        array / 255.0,
+        array.astype(np.float32) / 255,
+        halves(),
+        halves("RGBA"),
+        array.astype(np.int64),
+    ):
+        assert np.abs(np.asarray(load_image(given_)).astype(int) - array).max() <= 1
+    assert load_image(array[..., 0]).mode == "RGB"
+    for bad in (np.zeros((3, 4, 5)), np.zeros(3), np.zeros((0, 4, 3))):
+        with pytest.raises(ImageError, match="is not a picture"):
+            load_image(bad)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims to be huge."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(b"\0" * 1000)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (chunk, body, b"IEND")
+    )
+
+
+def test_bombs_are_refused_before_they_unpack() -> None:
+    for side in (20_000, 100_000):
+        with pytest.raises(ImageError, match="pixels"):
+            load_image(png_header(side, side))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"", "empty"), (b"hello", "not a picture"), (encode(halves(), "JPEG")[:200], "damaged|not a picture")],
+)
+def test_broken_pictures_are_named(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=says) as caught:
+        load_image(path)
+    assert "x.jpg" in str(caught.value)
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jpg", tmp_path):
+        with pytest.raises(ImageError, match="cannot read"):
+            load_image(path)
+
+
+GOOD = {kind: encode(halves(), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
+
+
+@given(data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_damaged_pictures_are_read_or_refused(data) -> None:
+    good = bytearray(data.draw(st.sampled_from(list(GOOD.values()))))
+    for _ in range(data.draw(st.integers(1, 6))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        image = load_image(bytes(good[: data.draw(st.integers(1, len(good)))]))
+    except ImageError:
+        return
+    assert image.mode == "RGB"

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from haav.errors import StoreError
+from haav.shards import export, read_shard
+from haav.store import Store, ViewManifest, pack, unpack
+from haav.types import PhotoView, ViewSpec
+
+SPEC = ViewSpec(dim=4, max_tokens=6, indices={"rank": 6}, boxes=True)
+
+
+def photo(tokens: int = 3, value: float = 0.5) -> PhotoView:
+    return PhotoView(
+        torch.full((tokens, 4), value),
+        {"rank": torch.arange(tokens)},
+        torch.rand(tokens, 4),
+        tuple(f"thing {number} é" for number in range(tokens)),
+    )
+
+
+def filled(path: Path, names: tuple[str, ...] = ("b.jpg", "a.jpg")) -> Store:
+    store = Store(path, write=True)
+    store.add_view("things", ViewManifest(SPEC, "net-1", "MIT"))
+    store.put("things", {name: photo(value=number + 0.5) for number, name in enumerate(names)})
+    return store
+
+
+def same(one: PhotoView, other: PhotoView) -> bool:
+    return (
+        torch.equal(one.tokens.half(), other.tokens.half())
+        and one.indices.keys() == other.indices.keys()
+        and all(torch.equal(one.indices[name], other.indices[name]) for name in one.indices)
+        and (one.boxes is None) == (other.boxes is None)
+        and (one.boxes is None or torch.equal(one.boxes, other.boxes))
+        and one.labels == other.labels
+    )
+
+
+@given(tokens=st.integers(0, 5), dim=st.integers(1, 7), boxes=st.booleans(), label=st.text(max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_a_record_survives_the_way_to_bytes_and_back(tokens: int, dim: int, boxes: bool, label: str) -> None:
+    view = PhotoView(
+        torch.randn(tokens, dim),
+        {"rank": torch.arange(tokens)},
+        torch.rand(tokens, 4) if boxes else None,
+        (label,) * tokens if label else None,
+    )
+    assert same(unpack(pack(view), "it"), view)
+
+
+@given(at=st.integers(0, 10_000), value=st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_a_changed_byte_is_noticed(at: int, value: int) -> None:
+    record = bytearray(pack(photo()))
+    at %= len(record)
+    if record[at] == value:
+        return
+    record[at] = value
+    with pytest.raises(StoreError, match="damaged|cannot be read"):
+        unpack(bytes(record), "it")
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_give_a_store_error(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        unpack(data, "it")
+
+
+def test_huge_values_are_clipped_instead_of_becoming_infinite() -> None:
+    assert unpack(pack(PhotoView(torch.full((1, 1), 1e9))), "it").tokens.isfinite().all()
+
+
+def test_what_is_put_can_be_read_by_another(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        again = pickle.loads(pickle.dumps(store))  # noqa: S301  (as a spawned worker gets it)
+        assert again.ids("things") == ["a.jpg", "b.jpg"]
+        assert again.get("things", "b.jpg").tokens[0, 0] == 0.5
+        assert [view.tokens[0, 0].item() for view in again.get_many("things", ["a.jpg", "b.jpg"])] == [1.5, 0.5]
+        assert again.views["things"].spec == SPEC
+        assert again.missing("things", ["c.jpg", "a.jpg"]) == ["c.jpg"]
+
+
+def test_nothing_is_written_twice(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.put("things", {"a.jpg": photo(value=9.0), "c.jpg": photo()})
+        assert store.get("things", "a.jpg").tokens[0, 0] == 1.5
+        assert store.count("things") == 3
+
+
+def test_a_changed_extractor_is_noticed(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.add_view("things", ViewManifest(SPEC, "net-1"))
+        with pytest.raises(StoreError, match=r"another extractor:\n  in the store  net-1\n  now           net-2"):
+            store.add_view("things", ViewManifest(SPEC, "net-2"))
+        store.drop("things")
+        store.add_view("things", ViewManifest(SPEC, "net-2"))
+        assert store.count("things") == 0
+
+
+def test_adding_a_view_leaves_the_others_alone(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        before = {name: pack(view) for name, view in store.items("things")}
+        store.add_view("more", ViewManifest(ViewSpec(2, 1), "net-9"))
+        store.put("more", {"a.jpg": PhotoView(torch.zeros(1, 2))})
+        assert {name: pack(view) for name, view in store.items("things")} == before
+        assert set(store.views) == {"things", "more"}
+
+
+def test_mistakes_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        Store(tmp_path / "none")
+    with filled(tmp_path / "s") as store:
+        with pytest.raises(StoreError, match="has no view 'things' of 'z.jpg'"):
+            store.get("things", "z.jpg")
+        with pytest.raises(StoreError, match=r"\(1 of 2 asked for are missing\)"):
+            store.get_many("things", ["a.jpg", "z.jpg"])
+        with pytest.raises(StoreError, match=r"unknown view 'thing'\. Did you mean 'things'"):
+            store.get("thing", "a.jpg")
+        with pytest.raises(StoreError, match="1 to 511 bytes"):
+            store.put("things", {"x" * 600: photo()})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot make store"):
+        Store(tmp_path / "file" / "s", write=True)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "data.mdb").write_bytes(b"not lmdb" * 1000)
+    with pytest.raises(StoreError, match="cannot open store"):
+        Store(tmp_path / "bad")
+
+
+def test_verify_finds_damage_in_the_file(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    at = data.find(b"thing 2")
+    data[at] ^= 0xFF
+    (tmp_path / "data.mdb").write_bytes(data)
+    with Store(tmp_path) as store:
+        faults = {name: fault for name, fault in store.verify("things") if fault}
+    assert len(faults) == 1
+    assert "checksum does not match" in next(iter(faults.values()))
+
+
+def test_info_counts_photos_that_lack_the_view(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.put("things", {"none.jpg": photo(tokens=0)})
+        info = store.info()["views"]["things"]
+        assert (info["photos"], info["empty"], info["mean_tokens"]) == (3, 1, 2.0)
+
+
+WRITER = """
+import sys, torch
+from haav.store import Store, ViewManifest
+from haav.types import PhotoView, ViewSpec
+store = Store(sys.argv[1], write=True)
+store.add_view("v", ViewManifest(ViewSpec(64, 50), "net"))
+for number in range(10**6):
+    store.put("v", {f"{number:07d}-{k}": PhotoView(torch.full((50, 64), float(k))) for k in range(20)})
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> None:
+    """A writer is killed at an arbitrary moment; what it had reported is there, whole, and all-or-nothing."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    for _ in range(5 + seed):
+        acknowledged = int(writer.stdout.readline())
+    time.sleep(0.01 * seed)
+    os.kill(writer.pid, signal.SIGKILL)
+    rest = writer.stdout.read().split()
+    writer.wait()
+    acknowledged = int(rest[-1]) if rest else acknowledged
+    with Store(tmp_path, write=True) as store:
+        names = store.ids("v")
+        assert len(names) % 20 == 0
+        assert len(names) >= 20 * (acknowledged + 1)
+        assert not [fault for _, fault in store.verify("v") if fault]
+        store.put("v", {"after": PhotoView(torch.zeros(1, 64))})
+
+
+def test_shards_hold_what_the_store_holds(tmp_path: Path) -> None:
+    with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
+        assert export(store, ["things"], tmp_path / "out", shard_size=3) == 3
+        shards = sorted((tmp_path / "out").iterdir())
+        assert [file.name for file in shards] == [f"shard-00000{number}.tar" for number in range(3)]
+        found = dict(pair for file in shards for pair in read_shard(file))
+        assert sorted(found) == store.ids("things")
+        assert all(same(views["things"], store.get("things", name)) for name, views in found.items())
+        with pytest.raises(StoreError, match="no photo"):
+            export(store, [], tmp_path / "none")
