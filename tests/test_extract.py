@@ -94,26 +94,13 @@ def test_a_changed_extractor_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path: Path) -> None:
     """`kill -9` of the whole process group at random moments, then the same command again."""
     photos, store = make_photos(tmp_path / "photos", 40), tmp_path / "s"
-    command = [
-        sys.executable,
-        "-m",
-        "haav",
-        "extract",
-        str(store),
-        str(photos),
-        "--views",
-        "grid",
-        "--workers",
-        "2",
-        "--batch",
-        "2",
-    ]
+    haav = [sys.executable, "-m", "haav", "extract", "--workers", "2", "--batch", "2"]
+    command = [*haav, "--views", "grid", "--store", str(store), "--images", str(photos)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     chance = random.Random(1)
     known: dict[str, bytes] = {}
     for _ in range(3):
-        running = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        running = subprocess.Popen(command, start_new_session=True, **quiet)
         deadline = time.time() + 60
         while time.time() < deadline and running.poll() is None:
             time.sleep(0.1)
@@ -175,7 +162,7 @@ def test_sources_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
 def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos, store = make_photos(tmp_path / "photos", 2), str(tmp_path / "s")
     (photos / "bad.jpg").write_text("")
-    assert main(["extract", store, str(photos), "--workers", "1"]) == 1
+    assert main(["extract", "--images", str(photos), "--store", store, "--workers", "1"]) == 1
     out = capsys.readouterr()
     assert "2 photos extracted, 0 were there, 1 failed" in out.out
     assert "failures.jsonl" in out.err

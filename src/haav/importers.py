@@ -272,10 +272,9 @@ def _tsv(files: Sequence[Path]) -> Entries:
         with path.open("rb") as file:
             for number, (line, whole) in enumerate(_lines(file), 1):
                 cells = line.rstrip(b"\r\n").split(b"\t")
-                if cells[0] == b"image_id" or cells == [b""]:
-                    continue  # a header, an empty line
-                row = partial(_row, cells if whole else None, f"row {number} of {path.name}")
-                yield Entry(cells[0][:600].decode(errors="backslashreplace"), (before + file.tell()) / total, row)
+                if cells[0] != b"image_id" and cells != [b""]:  # a header, an empty line
+                    row = partial(_row, cells if whole else None, f"row {number} of {path.name}")
+                    yield Entry(cells[0][:600].decode(errors="backslashreplace"), (before + file.tell()) / total, row)
         before += path.stat().st_size
 
 
@@ -344,13 +343,13 @@ def _hdf5(files: Sequence[Path], read: Callable[[Any, str, str], PhotoView]) -> 
 
 def _child(node: Any, *names: str) -> Any:
     """The first of `names` in an HDF5 group, or an error that says what is there instead"""
-    inside = list(node) if hasattr(node, "keys") else []
+    if hasattr(node, "shape"):
+        raise DataError(f"no {' or '.join(names)} in {node.name}; found: an array {node.shape}.")
     for name in names:
-        if name in inside:
+        if name in node:
             return node[name]
-    found = [f"{name} {getattr(node[name], 'shape', '')}".strip() for name in inside[:8]]
-    what = ", ".join(found) or f"an array {node.shape}" if hasattr(node, "shape") else "nothing"
-    raise DataError(f"no {' or '.join(names)} in {node.name}; found: {what}.")
+    found = [f"{name} {getattr(node[name], 'shape', '')}".strip() for name in islice(node, 8)]
+    raise DataError(f"no {' or '.join(names)} in {node.name}; found: {', '.join(found) or 'nothing'}.")
 
 
 def _array(dataset: Any) -> np.ndarray:
