@@ -185,6 +185,7 @@ class _Trap:
 
 def test_bad_npz_files_are_named_and_pickles_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importers, "MAX_NUMBERS", 1 << 16)
     folder = tmp_path / "feats"
     folder.mkdir()
     np.savez(folder / "0good.npz", x=_features(), bbox=BOXES, image_w=640, image_h=480)
@@ -193,17 +194,19 @@ def test_bad_npz_files_are_named_and_pickles_never_run(tmp_path: Path, monkeypat
     np.savez(folder / "keys.npz", y=_features())
     np.savez(folder / "trap.npz", x=np.array(_Trap(), dtype=object))
     np.save(folder / "trap2.npy", np.array(_Trap(), dtype=object))
-    np.savez_compressed(folder / "bomb.npz", x=np.zeros((40_000, 2048), np.float32))
+    np.savez_compressed(folder / "bomb.npz", x=np.zeros((100, 2048), np.float32))
+    np.save(folder / "huge.npy", np.zeros((100, 2048), np.float32))
     (folder / "cut.npz").write_bytes((folder / "0good.npz").read_bytes()[:3000])
     (folder / "empty.npy").write_bytes(b"")
     summary = import_features("bottom_up_npz", folder, tmp_path / "store")
     said = {failure.image: failure.error for failure in summary.failures}
-    assert set(said) == {"pixels", "boxes", "keys", "trap", "trap2", "bomb", "cut", "empty"}
+    assert set(said) == {"pixels", "boxes", "keys", "trap", "trap2", "bomb", "huge", "cut", "empty"}
     assert summary.photos == 1
     assert "image_w, image_h" in said["pixels"]
     assert "(2, 4) instead of (3, 4)" in said["boxes"]
     assert "found: y" in said["keys"]
     assert "unpacks to more" in said["bomb"]
+    assert "819,328 bytes" in said["huge"]
     assert "allow_pickle=False" in said["trap"]
     assert not Path("trapped").exists()
 

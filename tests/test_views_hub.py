@@ -47,7 +47,7 @@ def batch(*pictures: Image.Image) -> PhotoBatch:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders clip, detr and rtdetr, as `save_pretrained` writes them; preprocessor files as the hub has them."""
+    """Folders clip, detr, rtdetr, yolos as `save_pretrained` writes them; preprocessor files as the hub has them."""
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
@@ -64,8 +64,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in clip.parameters():  # CLIP's initial weights are so small that all photos look alike
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     clip.save_pretrained(folder / "clip")
-    vocabulary = {word: number for number, word in enumerate(words)}
-    transformers.CLIPTokenizer(vocab=vocabulary, merges=[]).save_pretrained(folder / "clip")
+    write(folder / "clip" / "vocab.json", {word: number for number, word in enumerate(words)})
+    (folder / "clip" / "merges.txt").write_text("#version: 0.2\n")
+    write(folder / "clip" / "tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"})
     write(folder / "clip" / "preprocessor_config.json", CLIP_PROCESSOR)
 
     small = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "decoder_layers": 2, "num_labels": 5}
@@ -93,6 +94,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     spread(rtdetr.model.decoder.class_embed[-1])
+    yolos = transformers.YolosForObjectDetection(
+        transformers.YolosConfig(
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=[64, 64],
+            patch_size=16,
+            num_detection_tokens=6,
+            num_labels=5,
+        )
+    )
+    spread(yolos.class_labels_classifier.layers[-1])
+    yolos.vit.embeddings.detection_tokens.data.normal_()
+    yolos.save_pretrained(folder / "yolos")
+    write(folder / "yolos" / "preprocessor_config.json", DETR_PROCESSOR)
     rtdetr.save_pretrained(folder / "rtdetr")
     write(folder / "rtdetr" / "preprocessor_config.json", RTDETR_PROCESSOR)
     return folder
@@ -206,9 +223,6 @@ def test_a_strip_is_not_blown_up(models: Path) -> None:
     prepare = hub_clip.ClipGridExtractor(models / "clip").prepare
     sizes: list[tuple[int, int]] = []
 
-    class Watched(Image.Image):
-        pass
-
     strip = Image.new("RGB", (9000, 2), "red")
     original = Image.Image.resize
 
@@ -219,7 +233,7 @@ def test_a_strip_is_not_blown_up(models: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image.Image, "resize", resize)
         assert prepare(strip).shape == (3, CLIP_SIDE, CLIP_SIDE)
-    assert max(sizes[0]) <= 8 * CLIP_SIDE
+    assert max(sizes[0]) <= 64 * CLIP_SIDE
 
 
 # CLIP's grid
@@ -397,14 +411,15 @@ def test_text_views_say_what_they_need(models: Path) -> None:
 # Objects
 
 
-@pytest.mark.parametrize(("name", "most"), [("detr", 7), ("rtdetr", 50)])
+@pytest.mark.parametrize(("name", "most"), [("detr", 7), ("rtdetr", 50), ("yolos", 6)])
 def test_objects_are_the_detectors_queries_the_surest_first(models: Path, name: str, most: int) -> None:
     view = build_extractor("detr_objects", detr_model=str(models / name))
-    assert (view.spec.dim, view.spec.max_tokens) == (16 + 5 + 1, most)
+    assert (view.spec.dim, view.spec.max_tokens) == (16 + 5 + 1, 50 if name == "yolos" else most)
     network = transformers.AutoModelForObjectDetection.from_pretrained(models / name).eval()
     for image, found in zip(PICTURES, view.extract(batch(*PICTURES)), strict=True):
         with torch.no_grad():
             own = network(prepared(models, name, image)[None])
+        states = own.last_hidden_state[0, -6:] if name == "yolos" else own.last_hidden_state[0]
         scores, boxes = found.tokens[:, -1], found.boxes
         assert boxes is not None
         assert found.labels is not None
@@ -414,17 +429,16 @@ def test_objects_are_the_detectors_queries_the_surest_first(models: Path, name: 
         assert boxes.max() <= 1
         assert (boxes[:, 2:] >= boxes[:, :2]).all()
         # each token: the state of one query, its class probabilities, its score, its box
-        query = torch.cdist(found.tokens[:, :16], own.last_hidden_state[0]).argmin(dim=1)
-        torch.testing.assert_close(found.tokens[:, :16], own.last_hidden_state[0, query], atol=1e-4, rtol=1e-4)
-        logits = own.logits[0, query]
-        likely = logits.softmax(dim=1)[:, :5] if name == "detr" else logits.sigmoid()
+        query = torch.cdist(found.tokens[:, :16], states).argmin(dim=1)
+        torch.testing.assert_close(found.tokens[:, :16], states[query], atol=1e-4, rtol=1e-4)
+        everything = own.logits[0].sigmoid() if name == "rtdetr" else own.logits[0].softmax(dim=1)[:, :5]
+        likely = everything[query]
         torch.testing.assert_close(found.tokens[:, 16:-1], likely, atol=1e-4, rtol=1e-4)
         assert found.labels == tuple(f"LABEL_{number}" for number in likely.argmax(dim=1).tolist())
         middle = (boxes[:, :2] + boxes[:, 2:]) / 2
         inside = (own.pred_boxes[0, query, :2] - middle).abs() < 1e-4
         clipped = (boxes == 0) | (boxes == 1)
         assert (inside | clipped[:, :2] | clipped[:, 2:]).all()
-        everything = own.logits[0].softmax(dim=1)[:, :5] if name == "detr" else own.logits[0].sigmoid()
         assert len(found.tokens) == min(most, int((everything.max(dim=1).values >= 0.1).sum()))
 
 
@@ -445,19 +459,23 @@ def test_no_object_is_not_an_object(folder: Path) -> None:
 
 
 def test_the_fingerprint_is_that_of_the_weights(models: Path, folder: Path) -> None:
-    def fingerprint(path: Path) -> str:
-        return build_extractor("clip_grid", clip_model=str(path / "clip")).fingerprint
+    def view(path: Path) -> Any:
+        return build_extractor("clip_grid", clip_model=str(path / "clip"))
 
-    first = fingerprint(models)
-    assert fingerprint(folder) == first
+    first = view(models)
+    assert view(folder).fingerprint == first.fingerprint
     write(folder / "clip" / "preprocessor_config.json", {**CLIP_PROCESSOR, "resample": 2})
-    assert fingerprint(folder) != first
+    assert view(folder).fingerprint != first.fingerprint
     write(folder / "clip" / "preprocessor_config.json", CLIP_PROCESSOR)
-    weights = folder / "clip" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    assert fingerprint(folder) != first
+    network = transformers.CLIPModel.from_pretrained(folder / "clip")
+    network.vision_model.embeddings.class_embedding.data.neg_()
+    size = (folder / "clip" / "model.safetensors").stat().st_size
+    network.save_pretrained(folder / "clip")
+    assert (folder / "clip" / "model.safetensors").stat().st_size == size
+    second = view(folder)
+    assert second.fingerprint != first.fingerprint
+    photos = batch(PICTURES[0])
+    assert not torch.equal(second.extract(photos)[0].tokens, first.extract(photos)[0].tokens), "the old one was kept"
 
 
 def test_weights_in_several_files_are_one_model(folder: Path) -> None:
@@ -543,7 +561,10 @@ class FakeHub(BaseHTTPRequestHandler):
     def answer(self, body: bool) -> None:
         self.asked.append(self.path)
         path = self.path.partition("?")[0]
-        if path.startswith("/api/models/someone/clip"):
+        if path.startswith("/api/models/someone/clip/tree/"):
+            files = [{"type": "file", "path": file.name, "size": file.stat().st_size} for file in self.folder.iterdir()]
+            data = json.dumps([file | {"oid": file["path"]} for file in files]).encode()
+        elif path.startswith("/api/models/someone/clip"):
             names = [file.name for file in self.folder.iterdir()]
             siblings = [{"rfilename": name} for name in names]
             data = json.dumps({"id": "someone/clip", "sha": self.COMMIT, "siblings": siblings}).encode()
@@ -607,6 +628,23 @@ def test_a_model_is_downloaded_once(fake_hub: type[FakeHub], models: Path) -> No
     assert not fake_hub.asked, "what is here is not asked for again"
 
 
+def test_a_model_that_another_program_fetched_serves_without_a_connection(
+    hub_cache: pytest.MonkeyPatch, models: Path, tmp_path: Path
+) -> None:
+    """transformers itself fetches the weights without the preprocessor's settings, and leaves no list of files."""
+    here = tmp_path / "cache" / "models--someone--clip"
+    commit = FakeHub.COMMIT
+    (here / "refs").mkdir(parents=True)
+    (here / "refs" / "main").write_text(commit)
+    (here / "snapshots" / commit).mkdir(parents=True)
+    shutil.copy(models / "clip" / "config.json", here / "snapshots" / commit)
+    with pytest.raises(ViewError, match="cannot be fetched from the hub"):  # a broken-off download
+        build_extractor("clip_grid", clip_model="someone/clip")
+    shutil.copy(models / "clip" / "model.safetensors", here / "snapshots" / commit)
+    view = build_extractor("clip_grid", clip_model="someone/clip")
+    assert len(view.extract(batch(PICTURES[0]))[0].tokens) == view.spec.max_tokens
+
+
 def test_models_without_safetensors_and_unknown_ones_are_named(fake_hub: type[FakeHub]) -> None:
     (fake_hub.folder / "model.safetensors").unlink()
     with pytest.raises(ViewError, match=r"'someone/clip' has no safetensors(.|\n)*clip_model=someone/clip@REVISION"):
@@ -643,7 +681,8 @@ def test_an_unreachable_hub_is_told_at_once_with_a_way_out(
         build_extractor(view, textdb=textdb)
     assert time.monotonic() - start < hub.TIMEOUT
     message = str(caught.value)
-    assert f"the hub cannot be reached for '{model}'" in message
+    assert f"hf download {model}" in message
+    assert f"{option}: '{model}' cannot be fetched from the hub (" in message
     assert f"{option}=FOLDER" in message
     assert "embedded views" in message
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.errors import DataError
-from haav.files import write_atomically
+from haav.files import require_files, write_atomically
 
 FORMAT = "haav-bridge-1"
 WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
@@ -125,6 +125,7 @@ class CrossFitted:
     @classmethod
     def load(cls, directory: str | Path) -> CrossFitted:
         directory = Path(directory)
+        require_files(directory, (MANIFEST, WEIGHTS), "Make a bridge with: haav bridge")
         try:
             manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
@@ -140,8 +141,6 @@ class CrossFitted:
             found = cls(config, bridges, manifest["folds"], manifest["encoder"])
             if found.fingerprint != manifest["fingerprint"]:
                 raise ValueError("its fingerprint does not match")
-        except FileNotFoundError as error:
-            raise DataError(f"{error.filename} is missing.\n  Make a bridge with: haav bridge") from None
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
             raise DataError(f"bridge {directory} is damaged: {error}.") from None
         return found
@@ -225,6 +224,6 @@ def recall(
     queries: Tensor, vectors: Tensor, rows: Sequence[Sequence[int]], at: Sequence[int] = (1, 5, 10)
 ) -> dict[str, float]:
     """Share of photos with one of their own captions among the k nearest of all `vectors`, in per cent."""
-    best = (queries.float() @ vectors.float().T).topk(max(at), dim=1).indices
+    best = (queries.float() @ vectors.float().T).topk(min(max(at), len(vectors)), dim=1).indices
     hits = torch.stack([torch.isin(best[number], torch.tensor(own)) for number, own in enumerate(rows)])
     return {f"recall@{k}": round(100 * hits[:, :k].any(dim=1).float().mean().item(), 1) for k in at}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from haav.errors import DataError
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -22,3 +24,9 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def require_files(directory: Path, names: Sequence[str], hint: str) -> None:
+    for name in names:
+        if not (directory / name).is_file():
+            raise DataError(f"{directory / name} is missing.\n  {hint}")

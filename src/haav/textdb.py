@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from haav.errors import DataError
-from haav.files import write_atomically
+from haav.files import require_files, write_atomically
 
 FORMAT = "haav-textdb-1"
 ENTRIES, VECTORS, MANIFEST = "entries.jsonl", "vectors.safetensors", "manifest.json"
@@ -150,6 +150,7 @@ class TextDatabase:
     @classmethod
     def load(cls, directory: str | Path) -> TextDatabase:
         directory = Path(directory)
+        require_files(directory, (MANIFEST, ENTRIES, VECTORS), "Make a text database with: haav textdb build")
         try:
             data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
             lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
@@ -157,8 +158,6 @@ class TextDatabase:
             vectors = load_file(directory / VECTORS)["vectors"]
             found = data.pop("fingerprint")
             manifest = Manifest(**data)
-        except FileNotFoundError as error:
-            raise DataError(f"{error.filename} is missing.\n  Make a text database with: haav textdb build") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise DataError(f"text database {directory} is damaged: {error}.") from None
         if manifest.format != FORMAT or len(entries) != len(vectors):

@@ -83,9 +83,9 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
         data = json.loads(text)
     except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} is not whole {name.rsplit('.')[-1].upper()}: {error}.") from None
-    if isinstance(data, dict) and "annotations" in data:
+    if isinstance(data, dict) and isinstance(data.get("annotations"), list):
         return _coco(data, path, split)
-    if isinstance(data, dict) and "images" in data:
+    if isinstance(data, dict) and isinstance(data.get("images"), list):
         return _karpathy(data, path)
     raise DataError(f"{path} is neither Karpathy's JSON ('images' with 'sentences') nor COCO's ('annotations').")
 

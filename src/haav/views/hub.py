@@ -33,7 +33,7 @@ BATCH = 32
 """pictures that go through a network at once"""
 
 REVISIONS = {
-    # `main` holds a pickle only; this is the commit of the hub's own conversion bot, on top of main
+    # `main` has no safetensors; this is the commit of the hub's own conversion bot, on top of main
     "openai/clip-vit-base-patch32": "c237dc49a33fc61debc9276459120b7eac67e7ef",
     # `main` needs timm, and timm needs torchvision
     "facebook/detr-resnet-50": "no_timm",
@@ -46,8 +46,8 @@ def transformers() -> Any:
     """The library, imported when a hub view is asked for and not before."""
     try:
         import transformers
-    except ImportError:
-        raise ViewError(f"this view needs transformers, which is not installed.\n  {INSTALL}") from None
+    except ImportError as error:
+        raise ViewError(f"this view needs transformers: {_first_line(error)}.\n  {INSTALL}") from None
     return transformers
 
 
@@ -60,6 +60,8 @@ class HubModel:
     option: str
     """by which another model can be asked for"""
     folder: Path
+    written: tuple[int, ...]
+    """when each file of weights was; a folder whose weights were replaced is another model"""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -69,9 +71,8 @@ class HubModel:
     def fingerprint(self) -> str:
         """Of the weights themselves: the same for a hub name and a folder that hold the same files."""
         digest = hashlib.sha256()
-        for path in weight_files(self.folder):
-            size, changed = path.stat().st_size, path.stat().st_mtime_ns
-            digest.update(f"{path.name} {size} {_sha256(path, size, changed)}\n".encode())
+        for path, written in zip(weight_files(self.folder), self.written, strict=True):
+            digest.update(f"{path.name} {path.stat().st_size} {_sha256(path, written)}\n".encode())
         return digest.hexdigest()[:16]
 
 
@@ -88,7 +89,7 @@ def find_model(name: str | Path, option: str) -> HubModel:
             f"{option}: folder {folder} holds no {lacking}.\n"
             "  Put there what the model's page on the hub lists; weights are read from safetensors only."
         )
-    return HubModel(str(name), option, folder)
+    return HubModel(str(name), option, folder, tuple(path.stat().st_mtime_ns for path in weight_files(folder)))
 
 
 def _fetch(given: str, option: str) -> Path:
@@ -96,24 +97,20 @@ def _fetch(given: str, option: str) -> Path:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, _, revision = given.partition("@")
-    where: dict[str, Any] = {"revision": revision or REVISIONS.get(name)}
-    try:
-        # The hub is not asked about what is here already: a frozen network must not change by itself.
-        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True, **where))
-        if not _lacking(folder):
-            return folder
-    except (OSError, ValueError):
-        pass  # not here, or no hub name at all: the hub says which
+    wanted: dict[str, Any] = {"repo_id": name, "revision": revision or REVISIONS.get(name)}
+    here = _cached(wanted)
+    # The hub is not asked about what is here already: a frozen network must not change by itself.
+    if here and _preprocessor_config(here) is not None:
+        return here
     try:
         # One short question first: a download without a connection may retry for minutes.
-        answer = huggingface_hub.HfApi().model_info(name, timeout=TIMEOUT, **where)
-        files = {file.rfilename for file in answer.siblings or ()}
-        if not files & {WEIGHTS, INDEX}:
+        answer = huggingface_hub.HfApi().model_info(timeout=TIMEOUT, **wanted)
+        if not {file.rfilename for file in answer.siblings or ()} & {WEIGHTS, INDEX}:
             raise ViewError(
                 f"{option}: '{given}' has no safetensors weights, and no others are read.\n"
                 f"  Look for a revision that has them ({option}={name}@REVISION), or give a folder: {option}=FOLDER"
             )
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES, **where))
+        return Path(huggingface_hub.snapshot_download(allow_patterns=FILES, **wanted))
     except ViewError:
         raise
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
@@ -122,11 +119,28 @@ def _fetch(given: str, option: str) -> Path:
             f"({_first_line(error)}).\n  Give owner/model, owner/model@revision or a folder."
         ) from None
     except Exception as error:  # whatever the connection, a proxy or the disk says
+        if here:
+            return here
         raise ViewError(
-            f"{option}: the hub cannot be reached for '{given}' ({type(error).__name__}: {_first_line(error)}).\n"
-            f"  Download the model where there is a connection (hf download {name}) and give its folder: "
-            f"{option}=FOLDER\n  Or use the embedded views, which need no hub: grid, objects, regions, text_whole."
+            f"{option}: '{given}' cannot be fetched from the hub ({type(error).__name__}: {_first_line(error)}).\n"
+            f"  Download it where there is a connection ({_command(**wanted)}) and give its folder: {option}=FOLDER\n"
+            "  Or use the embedded views, which need no hub: grid, objects, regions, text_whole."
         ) from None
+
+
+def _command(repo_id: str, revision: str | None) -> str:
+    return f"hf download {repo_id}" + (f" --revision {revision}" if revision else "")
+
+
+def _cached(wanted: Mapping[str, Any]) -> Path | None:
+    """What an earlier download, ours or another program's, has left on this machine, if a model can be loaded of it"""
+    import huggingface_hub
+
+    try:
+        folder = Path(huggingface_hub.snapshot_download(allow_patterns=FILES, local_files_only=True, **wanted))
+    except (OSError, ValueError):  # not here, or no name of the hub at all: the hub will say
+        return None
+    return None if _lacking(folder) else folder
 
 
 def _lacking(folder: Path) -> str:
@@ -146,8 +160,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 @cache
-def _sha256(path: Path, size: int, changed: int) -> str:
-    """`size` and `changed` are there to hash a file again that was replaced"""
+def _sha256(path: Path, written: int) -> str:
+    """`written` is there to read a file again that was replaced"""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -196,7 +210,7 @@ def load_tokenizer(model: HubModel) -> Any:
     except Exception as error:
         raise ViewError(
             f"{model.option}: '{model.name}' has no tokenizer that can be read ({_first_line(error)}).\n"
-            f"  tokenizer.json, or vocab.json and merges.txt, belong in {model.folder}."
+            f"  tokenizer.json, or vocab.json and merges.txt, belong in {model.folder} (of the hub: hf download NAME)."
         ) from None
 
 
@@ -267,7 +281,7 @@ class Preparation:
 
 def _trim(image: Image.Image) -> Image.Image:
     """The middle of a very long strip: a picture of 2 × 9000 pixels would else be blown up to 224 × a million."""
-    limit = 8 * min(image.size)
+    limit = 64 * min(image.size)
     left, top = (max(0, side - limit) // 2 for side in image.size)
     return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from haav.errors import ViewError
 from haav.types import PhotoView, ViewSpec
 from haav.views import hub
 from haav.views.base import Extractor, PhotoBatch, extractors
@@ -23,7 +22,7 @@ class DetrObjectsExtractor(Extractor):
     """The detector's boxes, the surest first: the decoder's last state of the query, class probabilities, score.
 
     A box is one query, and queries are trained not to repeat each other: nothing is suppressed. Labels are class
-    names. Takes any model of AutoModelForObjectDetection whose decoder has one state a query (DETR, RT-DETR, …).
+    names. Takes the models of AutoModelForObjectDetection: DETR and its successors, YOLOS.
     """
 
     name = "detr_objects"
@@ -34,7 +33,7 @@ class DetrObjectsExtractor(Extractor):
         self.network = hub.load_network(self.model, "AutoModelForObjectDetection")
         self.prepare = hub.load_preparation(self.model, None)
         config = self.network.config
-        self.names = tuple(config.id2label[number] for number in range(config.num_labels))
+        self.names = tuple(config.id2label.get(number, str(number)) for number in range(config.num_labels))
         queries = getattr(config, "num_queries", MAX_BOXES)
         self.spec = ViewSpec(config.hidden_size + len(self.names) + 1, min(MAX_BOXES, queries), boxes=True)
 
@@ -52,12 +51,9 @@ class DetrObjectsExtractor(Extractor):
         views: dict[int, PhotoView] = {}
         for numbers in together.values():
             found = self.network(torch.stack([pictures[number] for number in numbers]))
-            if found.last_hidden_state.shape[:2] != found.logits.shape[:2]:
-                raise ViewError(
-                    f"detr_model: '{self.model.name}' ({self.network.config.model_type}) has no state for each query.\n"
-                    f"  Take a DETR, such as {DETR_MODEL}."
-                )
-            for number, *parts in zip(numbers, found.last_hidden_state, found.logits, found.pred_boxes, strict=True):
+            # DETR's decoder has a state for each query; YOLOS has them behind those of its patches.
+            states = found.last_hidden_state[:, -found.logits.shape[1] :]
+            for number, *parts in zip(numbers, states, found.logits, found.pred_boxes, strict=True):
                 views[number] = self._photo(*parts)
         return [views[number] for number in range(len(pictures))]
 
