@@ -11,9 +11,9 @@ PACKAGE = ROOT / "src" / "haav"
 # Each module may import from its own layer's earlier lines and from all layers above it.
 LAYERS = (
     ("errors", "types", "registry", "config"),
-    ("text", "model", "losses"),
-    ("presets", "generate", "pretrained"),
-    ("train",),
+    ("text", "model", "losses", "images", "files", "sources", "store", "sentences", "textdb", "bridge", "views"),
+    ("presets", "generate", "pretrained", "data", "extract", "importers", "shards"),
+    ("train", "retrieval"),
     ("captioner",),
     ("convert", "describe"),
     ("terminal",),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from haav import importers
+from haav.data.collate import stack
 from haav.errors import ConfigError, DataError, HaavError, StoreError
 from haav.importers import LAYOUTS, import_features
 from haav.presets import load_config
@@ -213,18 +214,37 @@ def test_bad_npz_files_are_named_and_pickles_never_run(tmp_path: Path, monkeypat
 
 def test_oscar_features_are_taken_as_they_are_without_their_padding(tmp_path: Path) -> None:
     rows = np.concatenate([_features(), FRACTIONS], axis=1)
-    other = np.concatenate([_features(), FRACTIONS[:, ::-1] * 600], axis=1)
+    wrong = np.concatenate([_features(), FRACTIONS[:, ::-1] * 600], axis=1)
     padded = np.concatenate([rows, np.zeros((47, 2054), np.float32)])
-    arrays = {"9/obj_features": padded, "9/num_boxes": 3, "10/obj_features": other.astype(np.float64)}
-    source = _hdf5(tmp_path / "oscar.hdf5", arrays)
+    arrays = {"1/obj_features": padded, "1/num_boxes": 3, "2/obj_features": rows.astype(np.float64)}
+    source = _hdf5(tmp_path / "oscar.hdf5", arrays | {"3/obj_features": wrong})
+    summary = import_features("oscar_hdf5", source, tmp_path / "store")
+    assert [(failure.image, "no box" in failure.error) for failure in summary.failures] == [("3", True)]
+    for name in "12":
+        photo = _get(tmp_path / "store", "objects", name)
+        _same(photo.tokens, rows)
+        assert photo.boxes is not None
+        _same(photo.boxes, FRACTIONS[:, :4])
+
+
+def test_six_numbers_that_are_no_boxes_are_only_features(tmp_path: Path) -> None:
+    rows = np.concatenate([_features(), FRACTIONS[:, ::-1] * 600], axis=1)
+    good = np.concatenate([_features(), FRACTIONS], axis=1)
+    source = _hdf5(tmp_path / "oscar.hdf5", {"1/obj_features": rows, "2/obj_features": good})
     assert import_features("oscar_hdf5", source, tmp_path / "store").photos == 2
-    photo = _get(tmp_path / "store", "objects", "9")
-    _same(photo.tokens, rows)
-    assert photo.boxes is not None
-    _same(photo.boxes, FRACTIONS[:, :4])
-    odd = _get(tmp_path / "store", "objects", "10")
-    _same(odd.tokens, other)
-    assert odd.boxes is None, "the last six numbers are no boxes here"
+    _same(_get(tmp_path / "store", "objects", "1").tokens, rows)
+    assert [_get(tmp_path / "store", "objects", name).boxes for name in "12"] == [None, None]
+
+
+def test_imported_photos_go_into_one_batch_also_where_nothing_was_detected(tmp_path: Path) -> None:
+    rows = [_row("a", BOXES[:0], BOXES[:0]), _row("b", _features()), _row("c", np.zeros((3, 2048)), np.zeros((3, 4)))]
+    (tmp_path / "a.tsv").write_text("".join(rows))
+    import_features("bottom_up_tsv", tmp_path / "a.tsv", tmp_path / "store")
+    with Store(tmp_path / "store") as store:
+        view = stack(store.get_many("objects", ["a", "b", "c"]))
+    assert view.mask.sum(dim=1).tolist() == [0, 3, 0]
+    assert view.boxes is not None
+    _same(view.boxes[1], FRACTIONS[:, :4])
 
 
 # The authors' files

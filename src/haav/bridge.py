@@ -37,11 +37,11 @@ class BridgeConfig:
     """width of the sentence vectors"""
     hidden: int = 1024
     folds: int = 5
-    epochs: int = 40
+    epochs: int = 30
     batch: int = 512
     lr: float = 1e-3
     weight_decay: float = 0.05
-    dropout: float = 0.3
+    dropout: float = 0.5
     temperature: float = 0.05
     seed: int = 0
 

@@ -191,7 +191,7 @@ def bridge(
     dataset: Annotated[str, "data set with train and val photos of the store"],
     textdb: Annotated[str, "text database with the captions of its training photos"],
     out: Annotated[str, "directory to write"],
-    epochs: Annotated[int, "passes over the photos, for each fold"] = 40,
+    epochs: Annotated[int, "passes over the photos, for each fold"] = 30,
     folds: Annotated[int, "photos of a fold are served by a bridge trained on the other folds"] = 5,
     seed: Annotated[int, "of everything random"] = 0,
 ) -> int:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from haav.types import PhotoView, ViewSpec
 
 BATCH = 256
 """photos a transaction: about 100 MB of objects"""
-PROBE = 8
+PROBE = 32
 """records tried before a file is said to have another layout"""
 MAX_ROW = 1 << 24
 """bytes of a .tsv row; 100 boxes of 2048 numbers take 1.1 MB"""
@@ -75,14 +76,14 @@ def import_features(
         raise ConfigError(unknown("kind of feature file", kind, LAYOUTS))
     layout, name, source = LAYOUTS[kind], _namer(id_template), Path(source)
     targets, files = _targets(layout, view), _files(source, kind)
-    specs = {role: _probe(files, kind, role) for role in targets}
+    firsts = {role: _probe(files, kind, role) for role in targets}
     fingerprint, found = _fingerprint(kind, files), []
     with Store(store_path, write=True) as store:
         for role, target in targets.items():
-            manifest = ViewManifest(specs[role], fingerprint, source=f"imported: {source.name}", notes=layout.holds)
-            store.add_view(target, manifest)
+            made = {"source": f"imported: {source.name}", "notes": layout.holds}
+            store.add_view(target, ViewManifest(_spec(role, firsts[role]), fingerprint, **made))
         for role, target in targets.items():
-            load = partial(_fitted, role=role, spec=specs[role])
+            load = partial(_fitted, role=role, first=firsts[role])
             with closing(layout.entries(files)) as entries:
                 found.append(_copy(entries, load, name, store, target, progress))
     photos, skipped = max(part.photos for part in found), min(part.skipped for part in found)
@@ -121,16 +122,21 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, HaavError) else f"{type(error).__name__}: {error}"
 
 
-def _fitted(entry: Entry, role: str, spec: ViewSpec) -> PhotoView:
-    photo = entry.load(role)
+def _fitted(entry: Entry, role: str, first: PhotoView) -> PhotoView:
+    """The record, if it is like the first: all photos of a view have its width, and boxes, or none has."""
+    photo, spec = entry.load(role), _spec(role, first)
     count, width = photo.tokens.shape
+    boxes = None if first.boxes is None else photo.boxes
     if not count:  # nothing was detected: the photo lacks the view
-        return PhotoView(torch.zeros(0, spec.dim), {name: torch.zeros(0, dtype=torch.int64) for name in spec.indices})
+        boxes = None if first.boxes is None else torch.zeros(0, 4)
+        return PhotoView(torch.zeros(0, spec.dim), {name: torch.zeros(0).long() for name in spec.indices}, boxes)
     if width != spec.dim or count > spec.max_tokens:
         raise DataError(f"it is {count} × {width} where the first record allows {spec.max_tokens} × {spec.dim}.")
     if not torch.isfinite(photo.tokens).all():
         raise DataError("it has numbers that are not finite.")
-    return photo
+    if first.boxes is not None and boxes is None:
+        raise DataError("its last six numbers are no box, unlike those of the first record.")
+    return replace(photo, boxes=boxes)
 
 
 # What is asked for
@@ -183,8 +189,8 @@ def _files(source: Path, kind: str) -> list[Path]:
     return files
 
 
-def _probe(files: Sequence[Path], kind: str, role: str) -> ViewSpec:
-    """What the first readable record says of all; an error when the file has another layout."""
+def _probe(files: Sequence[Path], kind: str, role: str) -> PhotoView:
+    """The first readable record, which speaks for all; an error when the file has another layout."""
     problems = []
     with closing(LAYOUTS[kind].entries(files)) as entries:
         for entry in islice(entries, PROBE):
@@ -193,8 +199,8 @@ def _probe(files: Sequence[Path], kind: str, role: str) -> ViewSpec:
             except Exception as error:
                 problems.append(f"record '{entry.id[:60]}': {_said(error)}")
             else:
-                if first.tokens.shape[1]:
-                    return _spec(role, first)
+                if len(first.tokens):
+                    return first
     raise DataError(
         f"{files[0]} does not look like '{kind}': {(problems or ['it has no record with features.'])[0]}\n"
         f"  '{kind}' reads {LAYOUTS[kind].holds}. Other kinds: {', '.join(sorted(set(LAYOUTS) - {kind}))}."
@@ -249,7 +255,7 @@ def _boxes_inside(features: np.ndarray) -> np.ndarray | None:
     if features.shape[1] != OBJECT_WIDTH:
         return None
     low, high, sides = (features[:, at : at + 2].astype(np.float32) for at in (2048, 2050, 2052))
-    sound = np.allclose(high - low, sides, atol=0.01) and (sides >= 0).all() and (high <= 1.01).all()
+    sound = np.allclose(high - low, sides, atol=0.01) and high.max(initial=0) <= 2
     return np.concatenate([low, high], axis=1) if sound else None
 
 

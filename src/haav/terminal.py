@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +19,29 @@ from haav.describe import Description
 
 @contextmanager
 def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and time left on standard error; call it with (done, to do)."""
+    """A bar with rate and time left on standard error, a line now and then in a log; call it with (done, to do)."""
+    if not sys.stderr.isatty():
+        yield _log_lines(unit)
+        return
     columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(unit, total=None)
         yield lambda done, todo: bar.update(task, completed=done, total=todo)
+
+
+def _log_lines(unit: str, every: float = 30.0) -> Callable[[int, int], None]:
+    started = spoken = time.monotonic()
+
+    def update(done: int, todo: int) -> None:
+        nonlocal spoken
+        now = time.monotonic()
+        if now - spoken >= every or (done == todo and todo):
+            spoken = now
+            rate = done / max(now - started, 1e-9)
+            left = f", {(todo - done) / rate / 60:.0f} min left" if rate and done < todo else ""
+            print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}", file=sys.stderr, flush=True)
+
+    return update
 
 
 class _Rate(ProgressColumn):
