@@ -214,7 +214,7 @@ def test_bad_npz_files_are_named_and_pickles_never_run(tmp_path: Path, monkeypat
 
 def test_oscar_features_are_taken_as_they_are_without_their_padding(tmp_path: Path) -> None:
     rows = np.concatenate([_features(), FRACTIONS], axis=1)
-    wrong = np.concatenate([_features(), FRACTIONS[:, ::-1] * 600], axis=1)
+    wrong = np.concatenate([_features(), np.roll(FRACTIONS, 1, axis=1)], axis=1)
     padded = np.concatenate([rows, np.zeros((47, 2054), np.float32)])
     arrays = {"1/obj_features": padded, "1/num_boxes": 3, "2/obj_features": rows.astype(np.float64)}
     source = _hdf5(tmp_path / "oscar.hdf5", arrays | {"3/obj_features": wrong})
@@ -228,7 +228,7 @@ def test_oscar_features_are_taken_as_they_are_without_their_padding(tmp_path: Pa
 
 
 def test_six_numbers_that_are_no_boxes_are_only_features(tmp_path: Path) -> None:
-    rows = np.concatenate([_features(), FRACTIONS[:, ::-1] * 600], axis=1)
+    rows = np.concatenate([_features(), FRACTIONS * 600], axis=1)  # pixels
     good = np.concatenate([_features(), FRACTIONS], axis=1)
     source = _hdf5(tmp_path / "oscar.hdf5", {"1/obj_features": rows, "2/obj_features": good})
     assert import_features("oscar_hdf5", source, tmp_path / "store").photos == 2

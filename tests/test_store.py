@@ -129,6 +129,9 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
             store.get_many("things", ["a.jpg", "z.jpg"])
         with pytest.raises(StoreError, match=r"unknown view 'thing'\. Did you mean 'things'"):
             store.get("thing", "a.jpg")
+        for name in ("manifest", "", "Big View"):
+            with pytest.raises(StoreError, match="is not a name for a view"):
+                store.add_view(name, ViewManifest(SPEC, "net-1"))
         with pytest.raises(StoreError, match="1 to 511 bytes"):
             store.put("things", {"x" * 600: photo()})
     (tmp_path / "file").write_text("")

@@ -103,6 +103,27 @@ def extract(
     return 1 if summary.failures else 0
 
 
+def import_features(
+    kind: Annotated[str, "bottom_up_tsv, bottom_up_npz, oscar_hdf5, vis_ctx_hdf5 or txt_ctx_hdf5"],
+    source: Annotated[str, "the file, or folder of files"],
+    *,
+    store: Annotated[str, "view store to fill; made when it is not there"],
+    view: Annotated[str | None, "name of the view, where the layout leaves a choice"] = None,
+    id_template: Annotated[str, "photo's name from the file's id, e.g. {id:012d}.jpg"] = "{id}",
+) -> int:
+    """Bring features that others extracted into a view store."""
+    from haav import importers, terminal
+
+    with terminal.progress("photos") as progress:
+        summary = importers.import_features(kind, Path(source), store, view, id_template, progress)
+    print(
+        f"{store}: {summary.photos:,} photos imported, {summary.skipped:,} were there, {len(summary.failures)} failed."
+    )
+    for failure in summary.failures[:10]:
+        print(f"{failure.image}: {failure.error}", file=sys.stderr)
+    return 1 if summary.failures else 0
+
+
 def store(
     action: Annotated[str, "info, verify, drop or export-webdataset"],
     path: Annotated[str, "the view store"],
@@ -219,6 +240,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "describe": describe,
     "convert": convert,
     "extract": extract,
+    "import": import_features,
     "store": store,
     "dataset": dataset,
     "textdb": textdb,

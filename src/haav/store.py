@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -212,6 +213,8 @@ class Store:
 
     def add_view(self, view: str, manifest: ViewManifest) -> None:
         """Announce a view before its records. The same view by another extractor is an error."""
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", view) or view == MANIFEST:
+            raise StoreError(f"'{view}' is not a name for a view. Use small letters, digits and '_', a letter first.")
         known = self.views.get(view)
         if known is not None and known.fingerprint != manifest.fingerprint:
             raise StoreError(

@@ -171,7 +171,8 @@ def _sha256(path: Path, written: int) -> str:
 
 @cache
 def load_network(model: HubModel, kind: str) -> Any:
-    """The transformers class `kind` with the model's weights, frozen, float32 (half precision crawls on a CPU)."""
+    """The transformers class `kind` with the model's weights, float32 (half precision crawls on a CPU), frozen: with
+    no weight that wants a gradient, torch keeps nothing for a backward pass."""
     library = transformers()
     try:
         with _quiet(library):

@@ -42,7 +42,6 @@ class ClipGridExtractor(Extractor):
     def fingerprint(self) -> str:
         return f"clip-grid-{self.model.fingerprint}-{self.prepare.fingerprint}-1"
 
-    @torch.no_grad()
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         pixels = torch.stack([self.prepare(image) for image in hub.photo_images(photos)])
         return [PhotoView(tokens) for tokens in self.tower(pixels).last_hidden_state]
@@ -98,7 +97,6 @@ class ClipTextExtractor(Extractor):
         _, rows = self.textdb.search(self.embed(pieces), self.per_crop, exclude_owner=askers)
         return [self._view(own) for own in rows.view(len(photos), -1)]
 
-    @torch.no_grad()
     def embed(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) unit rows in the space that CLIP's texts share"""
         vectors = [
@@ -156,7 +154,6 @@ class ClipTextEncoder:
         """What a text database records as its encoder"""
         return text_encoder_name(self.model)
 
-    @torch.no_grad()
     def encode(
         self,
         sentences: Sequence[str],

@@ -41,7 +41,6 @@ class DetrObjectsExtractor(Extractor):
     def fingerprint(self) -> str:
         return f"detr-{self.model.fingerprint}-{self.prepare.fingerprint}-1"
 
-    @torch.no_grad()
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         pictures = [self.prepare(image) for image in hub.photo_images(photos)]
         # Photos of one size go together. Padding the others would change their numbers with their neighbours.
