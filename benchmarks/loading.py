@@ -51,9 +51,6 @@ with Store(options.store) as store:
         reading.append(read - started)
         training.append(done - read)
     read_ms, step_ms = (1000 * sorted(times)[len(times) // 2] for times in (reading, training))
-    print(
-        f"batch of {options.batch} photos × {batch.captions.shape[1]} captions, views {options.views}, median of {options.steps}"
-    )
-    print(
-        f"reading {read_ms:.0f} ms, XE step {step_ms:.0f} ms: {100 * read_ms / step_ms:.1f} % (in one process, nothing read ahead)"
-    )
+    captions = batch.captions.shape[1]
+    print(f"batch of {options.batch} photos × {captions} captions, views {options.views}, median of {options.steps}")
+    print(f"reading {read_ms:.0f} ms, XE step {step_ms:.0f} ms: {100 * read_ms / step_ms:.1f} %, nothing read ahead")

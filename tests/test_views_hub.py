@@ -83,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     spread(detr.class_labels_classifier, detr.bbox_predictor.layers[-1], detr.model.query_position_embeddings)
     detr.class_labels_classifier.bias.data[-1] = -8  # "no object" may not win everywhere
-    detr.bbox_predictor.layers[-1].bias.data[2:] = 2  # boxes so large that some reach over the edge
+    detr.bbox_predictor.layers[-1].bias.data[:] = 4  # boxes so large that some reach over the edge
     detr.save_pretrained(folder / "detr")
     write(folder / "detr" / "preprocessor_config.json", DETR_PROCESSOR)
     rtdetr = transformers.RTDetrForObjectDetection(
@@ -630,6 +630,7 @@ def test_a_model_is_downloaded_once(fake_hub: type[FakeHub], models: Path) -> No
     assert view.fingerprint == expected.fingerprint
     assert torch.equal(view.extract(batch(PICTURES[0]))[0].tokens, expected.extract(batch(PICTURES[0]))[0].tokens)
     assert not any("pytorch_model.bin" in path for path in fake_hub.asked)
+    assert any("tokenizer_config.json" in path for path in fake_hub.asked)
     hub_clip.ClipTextEncoder("someone/clip").encode(["a dog"])  # its tokenizer came along
     fake_hub.asked.clear()
     build_extractor("clip_grid", clip_model="someone/clip")
