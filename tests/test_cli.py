@@ -88,11 +88,13 @@ def test_settings_can_be_given_with_dots_and_equals_signs(capsys: pytest.Capture
             "Did you mean 'hierarchical'?\n  Available: auto, concat_tokens,",
         ),
         (["describe", "--encoding", "concat_views", "--contrastive", "true"], 1, "nothing to contrast"),
-        (["describe", "--model.d_model"], 1, "--model.d_model needs a value"),
+        (["describe", "--model.d_model"], 2, "--model.d_model needs a value"),
         (["convert", "a.safetensors", "out", "--model.d_model", "3"], 2, "takes no settings"),
         (["convert", "a.safetensors"], 2, "required: out"),
         (["convert", "none.safetensors", "out"], 1, "none.safetensors is missing"),
         (["convert", "none.pth", "out"], 1, "none.pth is missing"),
+        (["--model.d_model", "5"], 2, "required: VERB"),
+        (["convert", str(GOLDEN), "out", "--heads", "0"], 1, "--heads must be at least 1, not 0"),
         ([], 2, ""),
     ],
 )
@@ -159,7 +161,7 @@ def test_convert_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[st
     tensors = {k.removeprefix("weights."): v for k, v in load_file(GOLDEN).items() if k.startswith("weights.")}
     del tensors["view_gen.vis_mlp.0.weight"]
     save_file(tensors, tmp_path / "partial.safetensors")
-    assert "lacks the tensor 'view_gen.vis_mlp.0.weight'" in complaint(str(tmp_path / "partial.safetensors"))
+    assert "'view_gen.vis_mlp.0.weight' is missing or misshapen" in complaint(str(tmp_path / "partial.safetensors"))
     assert "--heads 7 does not divide the width 32" in complaint(str(GOLDEN), "--heads", "7")
     (tmp_path / "few.txt").write_text("\n".join(SPECIAL))
     assert "has 4 words, the checkpoint 61" in complaint(str(GOLDEN), "--vocabulary", str(tmp_path / "few.txt"))

@@ -176,3 +176,41 @@ def test_shipped_presets_are_plain_yaml() -> None:
     folder = Path(__file__).parents[1] / "src" / "haav" / "presets"
     for file in folder.glob("*.yaml"):
         assert isinstance(yaml.safe_load(file.read_text()), dict)
+
+
+@pytest.mark.parametrize("name", ["paper", "release"])
+def test_presets_have_the_papers_numbers(name: str) -> None:
+    config = load_config(name)
+    model = config.model
+    sizes = (model.d_model, model.d_ff, model.heads, model.encoder_layers, model.decoder_layers, model.memory_slots)
+    assert sizes == (256, 1024, 8, 3, 3, 40)
+    assert (model.vocabulary_size, model.max_words) == (10199, 54)
+    assert {model.dropout, model.channel_dropout, model.token_dropout, model.view_dropout} == {0.1}
+    assert [spec.max_tokens for spec in model.views.values()] == [50, 50, 64, 80]
+    contrast = config.contrast
+    assert (contrast.temperature, contrast.momentum, contrast.queue_size, contrast.hidden) == (0.06, 0.999, 8000, 1024)
+    assert (config.decode.beam, config.decode.max_words) == (5, 20)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--model.dropout", "1", "must be below 1, not 1"),
+        ("--model.d_model", "15", "must be even"),
+        ("--model.d_model", "1__0", "takes a whole number"),
+        ("--model.dropout", "9" * 400, "takes a number"),
+        ("--model.views.items.dim", "3", "a view cannot be called 'items'"),
+    ],
+)
+def test_odd_values_are_explained(flag: str, value: str, says: str) -> None:
+    assert says in message((flag, value))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 2001-99-99", "a: !!int abc", f"a: {'9' * 5000}", "a: !!python/object:os.system x"]
+)
+def test_values_that_yaml_chokes_on_are_explained(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "{x}"
+    folder.mkdir()
+    (folder / "c.yaml").write_text(text)
+    assert "c.yaml" in message(file=folder / "c.yaml")

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from haav.captioner import Captioner
+from haav.errors import ConfigError
 from haav.generate import beam_search
 from haav.text import BOS, EOS, PAD, SPECIAL, Vocabulary
 from tiny import combinations, random_views, tiny_config, tiny_model
@@ -107,3 +108,28 @@ def test_an_ensemble_captions_without_weights() -> None:
     words = Vocabulary((*SPECIAL, *(f"w{number}" for number in range(4, 23))))
     caption = Captioner(tiny_model(encoding="model_per_view"), config, words).caption_views(random_views())[0]
     assert caption.words[0].views is None
+
+
+def test_a_word_carries_its_own_log_probability() -> None:
+    tool, views = captioner(), random_views()
+    found = beam_search(tool.model, tool.model.encode(views), 5, 8)
+    for photo, caption in enumerate(tool.caption_views(views)):
+        assert [word.logprob for word in caption.words] == found.logprobs[photo, 0, : len(caption.words)].tolist()
+
+
+def test_a_beam_wider_than_the_captions_there_are_gives_those_there_are() -> None:
+    config = tiny_config(vocabulary_size=6)
+    tool = Captioner(tiny_model(vocabulary_size=6), config, Vocabulary((*SPECIAL, "a", "b")))
+    caption = tool.caption_views(random_views(batch=1), beam=50, max_words=1)[0]
+    texts = [caption.text, *(other.text for other in caption.n_best)]
+    assert sorted(texts) == ["", "<unk>", "a", "b"]
+
+
+def test_captioner_refuses_what_cannot_work() -> None:
+    tool, views = captioner(), random_views()
+    with pytest.raises(ConfigError, match="beam must be at least 1, not 0"):
+        tool.caption_views(views, beam=0)
+    with pytest.raises(ConfigError, match="max_words is between 1 and 12 for this model, not 40"):
+        tool.caption_views(views, max_words=40)
+    with pytest.raises(ConfigError, match="the vocabulary has 5 words, the model 23"):
+        Captioner(tool.model, tool.config, Vocabulary((*SPECIAL, "a")))

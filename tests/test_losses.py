@@ -172,3 +172,42 @@ def test_momentum_copy_is_not_part_of_the_model() -> None:
     assert not any("momentum" in name or "projector" in name for name in network.state_dict())
     assert not {id(p) for p in network.parameters()} & {id(p) for p in contrast.parameters()}
     assert network(random_views(), random_captions()).logits.isfinite().all()
+
+
+def test_the_momentum_projector_follows_and_is_never_trained() -> None:
+    network, contrast = contrast_of()
+    old = [parameter.clone() for parameter in contrast.momentum_projector.parameters()]
+    with torch.no_grad():
+        for parameter in contrast.projector.parameters():
+            parameter.add_(1.0)
+    contrast.follow(network.encoding)
+    for before, after in zip(old, contrast.momentum_projector.parameters(), strict=True):
+        assert_close(after, before + 0.001)
+        assert not after.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_info_nce_is_exact_under_autocast(dtype: torch.dtype) -> None:
+    vectors, mask = F.normalize(torch.randn(8, 4, 64), dim=-1), torch.ones(8, 4, dtype=torch.bool)
+    queue = F.normalize(torch.randn(50, 64), dim=-1)
+    exact = info_nce(vectors, vectors.flip(0), mask, queue, 0.06)
+    with torch.autocast("cpu", dtype=dtype):
+        assert_close(info_nce(vectors, vectors.flip(0), mask, queue, 0.06), exact)
+
+
+def test_contrast_works_on_a_bfloat16_model_and_keeps_its_copy_in_float32() -> None:
+    config = tiny_config()
+    network = build_model(config.model).bfloat16()
+    contrast = build_contrast(network.encoding, config.model, config.contrast)
+    views = random_views()
+    result = contrast(views, network.encode(views))
+    result.loss.backward()
+    contrast.step(network.encoding, result)
+    assert {p.dtype for p in contrast.momentum_encoding.parameters()} == {torch.float32}
+
+
+def test_captions_of_nothing_but_padding_cost_nothing() -> None:
+    logits = torch.randn(1, 1, 3, 7, requires_grad=True)
+    loss = caption_xe(logits, torch.ones(1, 1, 3, dtype=torch.int64), pad=1)
+    loss.backward()
+    assert loss.item() == 0

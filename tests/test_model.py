@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from haav.describe import describe, with_equal_views
 from haav.errors import ViewError
 from haav.losses import caption_xe
+from haav.model.aggregators import aggregators
 from haav.model.build import build_model
+from haav.model.embed import ViewEmbedding
 from haav.model.haav import Haav
-from haav.model.layers import Attention, SetAttention, masked_softmax, thin, thin_views
+from haav.model.layers import (
+    Attention,
+    FeedForward,
+    SetAttention,
+    keep_channels,
+    masked_softmax,
+    sinusoids,
+    thin,
+    thin_views,
+)
 from haav.train.momentum import build_contrast
-from haav.types import KeyValues, View
+from haav.types import EncodedViews, KeyValues, View, ViewSpec
 from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 
 every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
@@ -34,7 +46,7 @@ def test_shapes_and_probabilities(encoding: str, aggregator: str, outputs: str) 
     decoded = model(random_views(), random_captions())
     assert decoded.logits.shape == (3, 2, 5, 23)
     assert_close(decoded.logprobs.exp().sum(dim=-1), torch.ones(3, 2, 5))
-    if aggregator == "hierarchical":
+    if aggregators.get(aggregator).exposes_weights:
         assert decoded.weights is not None
         assert decoded.weights.shape == (3, 2, 5, 2, 4, 3)
         assert_close(decoded.weights.sum(dim=-1), torch.ones(3, 2, 5, 2, 4))
@@ -469,3 +481,133 @@ def test_haav_is_one_model_and_its_own_only_member() -> None:
     model = tiny_model()
     assert isinstance(model, Haav)
     assert model.members == (model,)
+
+
+# Formulas that a mutation could bend unseen
+
+
+@pytest.mark.parametrize("name", ["mean", "max", "sigmoid", "tanh"])
+def test_pooling_and_gating_are_their_formulas(name: str) -> None:
+    part = aggregators.get(name)(("a", "b", "c"), layers=1, d_model=8, heads=2, dropout=0.0)
+    query, found = torch.randn(2, 4, 8), torch.randn(2, 4, 3, 8)
+    context = part.across(query, found, torch.tensor([[[True, True, True]], [[True, False, True]]])).context
+    for photo, views in enumerate(("abc", "ac")):
+        seen = [found[photo, :, "abc".index(view)] for view in views]
+        if name in ("mean", "max"):
+            stacked = torch.stack(seen)
+            expected = stacked.mean(dim=0) if name == "mean" else stacked.amax(dim=0)
+        else:
+            squash = getattr(torch, name)
+            pairs = list(zip(views, seen, strict=True))
+            gated = [squash(part.gates[view](torch.cat([query[photo], one], -1))) * one for view, one in pairs]
+            expected = torch.stack(gated).sum(dim=0) / len(seen) ** 0.5
+        assert_close(context[photo], expected)
+
+
+def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
+    part = aggregators.get("concat_tokens")(("all",), layers=3, d_model=8, heads=2, dropout=0.0)
+    tokens, mask, query = torch.randn(2, 3, 5, 8), torch.ones(2, 5, dtype=torch.bool), torch.randn(2, 4, 8)
+    found = part(query, part.remember(EncodedViews(("all",), (tokens,), (mask,), torch.ones(2, 1, dtype=torch.bool))))
+    expected = torch.zeros(2, 4, 8)
+    for layer, gate in enumerate(part.gates):
+        seen = part.attention(query, part.attention.remember(tokens[:, layer]), None)
+        expected = expected + gate(torch.cat([query, seen], dim=-1)).sigmoid() * seen
+    assert_close(found.context, expected / 3**0.5)
+
+
+@pytest.mark.parametrize("aggregator", list(aggregators))
+def test_a_dropped_view_is_as_if_it_were_absent(aggregator: str) -> None:
+    model, views, captions = tiny_model(aggregator=aggregator), random_views(), random_captions()
+    dropped = replace(model.encode(views), present=torch.tensor([[False, True, True]]).expand(3, -1))
+    rest = {name: view for name, view in views.items() if name != "objects"}
+    assert_close(model.decode(captions, model.start(dropped)).logits, model(rest, captions).logits)
+
+
+def test_sinusoids_worked_by_hand() -> None:
+    row = [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)]
+    assert_close(sinusoids(3, 4)[[0, 2]], torch.tensor([[0.0, 1, 0, 1], row]))
+
+
+def test_kept_channels_are_scaled_and_drawn_for_each_photo() -> None:
+    kept = keep_channels(50, 40, 0.2, torch.zeros(1))
+    assert set(kept.unique().tolist()) == {0.0, 1.25}
+    assert not (kept == kept[:1]).all()
+
+
+def test_blocks_drop_where_the_release_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: (seen.append(x.shape[-1]), x)[1])
+    FeedForward(8, 24, 0.1)(torch.randn(2, 8))
+    layer = Attention(8, 2, 0.1)
+    layer(torch.randn(1, 3, 8), layer.remember(torch.randn(1, 3, 8)), None)
+    assert seen == [24, 8, 8]
+
+
+def test_box_geometry_is_sides_width_and_height() -> None:
+    embed = ViewEmbedding(ViewSpec(3, 1, boxes=True), 6, learned_cls=True, token_dropout=0.0, dropped_is_padding=False)
+    with torch.no_grad():
+        embed.project.weight.zero_()
+        embed.project.bias.zero_()
+        embed.geometry.weight.copy_(torch.eye(6))
+    view = replace(random_view(embed.spec, 1), boxes=torch.tensor([[[0.1, 0.2, 0.4, 0.9]]]))
+    assert_close(embed(view, nn.Identity()).tokens[0, 1], torch.tensor([0.1, 0.2, 0.4, 0.9, 0.3, 0.7]))
+
+
+def test_view_dropout_hides_the_share_that_was_asked_for() -> None:
+    model = tiny_model(**(SILENT | {"view_dropout": 0.4})).train()
+    hidden = 1 - torch.cat([model.encode(random_views(batch=200)).present for _ in range(5)]).float().mean().item()
+    assert hidden == pytest.approx(0.4 - 0.4**3 / 3, abs=0.03)  # a photo's last view stays
+
+
+def test_a_step_costs_what_the_formula_says() -> None:
+    d, inner, views, layers, tokens = 16, 24, 3, 2, sum(spec.max_tokens + 1 for spec in VIEWS.values())
+    itself = 8 * d * d + 4 * d
+    within = views * 4 * d * d + 4 * d * tokens
+    across = 4 * d * d + views * 4 * d * d
+    found = describe(tiny_config()).flops
+    assert found.step == layers * (itself + within + across + 4 * d * inner) + 2 * d * 23
+    assert found.memory == layers * 4 * d * d * tokens
+
+
+@every_variant
+def test_nan_in_padding_reaches_no_gradient(encoding: str, aggregator: str, outputs: str) -> None:
+    model = variant(encoding, aggregator, outputs).train()
+    views = {name: random_view(spec, 2, [2, 3]) for name, spec in VIEWS.items()}
+    poisoned = {
+        name: replace(
+            view,
+            tokens=view.tokens.masked_fill(~view.mask[..., None], torch.nan),
+            boxes=None if view.boxes is None else view.boxes.masked_fill(~view.mask[..., None], torch.nan),
+            indices={key: index.masked_fill(~view.mask, 999) for key, index in view.indices.items()},
+        )
+        for name, view in views.items()
+    }
+    model(poisoned, random_captions(batch=2)).logits.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_variant
+def test_a_blind_photo_is_not_captioned_from_its_padding(encoding: str, aggregator: str, outputs: str) -> None:
+    model, captions = variant(encoding, aggregator, outputs), random_captions(batch=1)
+    blind = {name: random_view(spec, 1, [0]) for name, spec in VIEWS.items()}
+    longer = {name: _pad(view, 4) for name, view in blind.items()}
+    assert_close(model(blind, captions).logits, model(longer, captions).logits)
+
+
+def test_a_batch_of_no_photos_gives_no_captions() -> None:
+    assert tiny_model()(random_views(batch=0), random_captions(batch=0)).logits.shape == (0, 2, 5, 23)
+
+
+def test_wrong_positions_are_named() -> None:
+    model, text = tiny_model(), random_view(VIEWS["text"], 2)
+    far = replace(text, indices=text.indices | {"rank": torch.full((2, 6), 3)})
+    with pytest.raises(ViewError, match="'rank' of view 'text' goes from 3 to 3; this model has 0 to 2"):
+        model.encode({"text": far})
+    short = replace(text, indices=text.indices | {"rank": torch.zeros(2, 5, dtype=torch.int64)})
+    with pytest.raises(ViewError, match=r"has shape \(2, 5\); it must be \(2, 6\)"):
+        model.encode({"text": short})
+    boxes = replace(random_view(VIEWS["objects"], 2), boxes=torch.zeros(2, 5, 3))
+    with pytest.raises(ViewError, match=r"boxes of view 'objects' have shape \(2, 5, 3\)"):
+        model.encode({"objects": boxes})
+    with pytest.raises(ViewError, match="must be of the same photos"):
+        tiny_model(encoding="model_per_view").encode({"text": text, "grid": random_view(VIEWS["grid"], 3)})

@@ -150,3 +150,46 @@ def test_config_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:
     again = Captioner.from_pretrained(tmp_path)
     assert again.config.decode.beam == 2
     assert len(again.caption_views(random_views())[0].n_best) == 1
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_save_that_fails_at_any_file_leaves_the_old_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    captioner().save_pretrained(tmp_path)
+    real, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == step:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        captioner(d_model=8).save_pretrained(tmp_path)
+    assert Captioner.from_pretrained(tmp_path).config.model.d_model == 16
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES)
+
+
+def test_a_json_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner().save_pretrained(tmp_path)
+    monkeypatch.setattr("haav.pretrained.MAX_JSON_BYTES", 100)
+    assert "at most 100 are read" in broken(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("max_words", 10**9), ("d_ff", 10**9), ("encoder_layers", 10**9), ("memory_slots", 10**9)]
+)
+def test_a_strangers_config_cannot_make_us_allocate(tmp_path: Path, setting: str, value: int) -> None:
+    tool = captioner()
+    tool.config = replace(tool.config, model=replace(tool.config.model, **{setting: value}))
+    tool.save_pretrained(tmp_path)
+    assert "describes a larger model than model.safetensors holds" in broken(tmp_path)
+
+
+def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
+    tool = captioner()
+    tool.model.decoder.positions = tool.model.decoder.positions.long()
+    tool.save_pretrained(tmp_path)
+    assert "'decoder.positions' is of type torch.int64" in broken(tmp_path)

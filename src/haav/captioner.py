@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 
 from haav.config import Config
+from haav.errors import ConfigError
 from haav.generate import Generated, beam_search
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -23,6 +25,8 @@ class Captioner:
     """
 
     def __init__(self, model: Haav | Ensemble, config: Config, vocabulary: Vocabulary) -> None:
+        if len(vocabulary) != config.model.vocabulary_size:
+            raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
         self.model = model.eval()
         self.config = config
         self.vocabulary = vocabulary
@@ -37,14 +41,25 @@ class Captioner:
     def caption_views(self, views: Views, beam: int | None = None, max_words: int | None = None) -> list[Caption]:
         """A caption for each photo of the batch, the other beams in its `n_best`."""
         settings = self.config.decode
+        beam = settings.beam if beam is None else beam
+        max_words = settings.max_words if max_words is None else max_words
+        if beam < 1:
+            raise ConfigError(f"beam must be at least 1, not {beam}.")
+        if not 1 <= max_words <= self.config.model.max_words:
+            raise ConfigError(
+                f"max_words is between 1 and {self.config.model.max_words} for this model, not {max_words}."
+            )
+        device = next(self.model.parameters()).device
         with torch.no_grad():
-            encoded = self.model.encode(views)
-            found = beam_search(self.model, encoded, beam or settings.beam, max_words or settings.max_words)
+            encoded = self.model.encode({name: view.to(device) for name, view in views.items()})
+            found = beam_search(self.model, encoded, beam, max_words)
         names = encoded.names if isinstance(self.model, Haav) else ()
         return [self._captions(found, photo, names) for photo in range(len(found.tokens))]
 
     def _captions(self, found: Generated, photo: int, names: tuple[str, ...]) -> Caption:
-        best, *others = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
+        beams = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
+        # A beam wider than the captions there are is filled with impossible ones.
+        best, *others = (caption for caption in beams if caption.logprob > -math.inf)
         return Caption(best.text, best.words, best.logprob, tuple(others))
 
     def _caption(self, found: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:

@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = _Parser(prog="haav", description="Photos to captions, and where each word came from.")
     parser.add_argument("--version", action="version", version=f"haav {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser, required=True)
     for name, function in VERBS.items():
         doc = inspect.getdoc(function) or ""
         _add_flags(verbs.add_parser(name, help=doc.splitlines()[0], description=doc), function)
@@ -317,7 +317,8 @@ def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], Overrides]:
         else:
             following = next(rest, None)
             if following is None or following.startswith("--"):
-                raise SystemExit(f"haav: {flag} needs a value.")
+                print(f"haav: {flag} needs a value.", file=sys.stderr)
+                raise SystemExit(2)
             overrides.append((flag, following))
     return plain, overrides
 
@@ -329,6 +330,8 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
             parser.epilog = "Any setting can be given with its dotted name, e.g. --model.d_model 512."
             continue
         kind, doc = typing.get_args(hints[name])
+        if doc is type(None):  # Python 3.10 wraps what defaults to None once more
+            kind, doc = typing.get_args(kind)
         if typing.get_origin(kind) is types.UnionType:
             (kind,) = [option for option in typing.get_args(kind) if option is not type(None)]
         flag = f"--{name.replace('_', '-')}"

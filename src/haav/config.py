@@ -112,15 +112,15 @@ def parse(sources: Sequence[Mapping[Path, Given]]) -> tuple[Config, list[str]]:
     return config, problems
 
 
-def flatten(tree: Mapping[str, Any], spell: str = "{}", path: Path = ()) -> dict[Path, Given]:
-    """Nested mapping → {path: Given}; `spell` is filled with the dotted path."""
+def flatten(tree: Mapping[str, Any], origin: str = "", path: Path = ()) -> dict[Path, Given]:
+    """Nested mapping → {path: Given}, spelled as the dotted path behind `origin`."""
     flat: dict[Path, Given] = {}
     for key, value in tree.items():
         here = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, spell, here)
+            flat |= flatten(value, origin, here)
         else:
-            flat[here] = Given(value, spell.format(".".join(here)))
+            flat[here] = Given(value, origin + ".".join(here))
     return flat
 
 
@@ -165,7 +165,7 @@ def _read_dataclass(kind: Any, node: Any, path: Path, problems: list[str]) -> An
         node = {}
     hints = typing.get_type_hints(kind)
     fields = {item.name: item for item in dataclasses.fields(kind)}
-    for key in node.keys() - fields.keys():
+    for key in sorted(node.keys() - fields.keys()):
         leaf = _first_leaf(node[key])
         problems.append(_unknown_setting(leaf.spelling, key, fields))
     values: dict[str, Any] = {}
@@ -233,14 +233,14 @@ def _coerce(kind: Any, given: Given) -> Any:
     elif kind is int:
         if isinstance(value, int):
             return value
-        if isinstance(value, str) and re.fullmatch(r"[+-]?\d[\d_]*", value):
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value):
             return int(value)
         if isinstance(value, float) and value.is_integer():
             return int(value)
     elif kind is float and isinstance(value, (int, float, str)):
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             number = float("nan")
         if number == number and abs(number) != float("inf"):
             return number
@@ -283,7 +283,8 @@ def _unknown_setting(spelling: str, key: str, allowed: Mapping[str, Any]) -> str
     close = did_you_mean(key, allowed)
     if not close:
         return f"unknown setting '{spelling}'. Available here: {', '.join(sorted(allowed))}."
-    better = spelling.replace(key, close.split("'")[1], 1)
+    before, _, after = spelling.rpartition(key)
+    better = before + close.split("'")[1] + after
     return f"unknown setting '{spelling}'. Did you mean '{better}'?"
 
 

@@ -78,9 +78,16 @@ class Converted:
 def convert(source: str | Path, vocabulary: str | Path | None = None, heads: int = 8) -> Converted:
     """A released checkpoint as a model of ours, with its training state where the file has it."""
     source = Path(source)
+    if heads < 1:
+        raise ConfigError(f"--heads must be at least 1, not {heads}.")
     released = _released_tensors(source)
-    config = _config_of(released, heads, source)
-    tensors = rename(released)
+    try:
+        config = _config_of(released, heads, source)
+        tensors = rename(released)
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{source} is not a whole released checkpoint: {error} is missing or misshapen."
+        ) from None
     words = _vocabulary(vocabulary, config.model.vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         model = build_model(config.model)
@@ -144,7 +151,7 @@ def _load_pth(source: Path) -> dict[str, Tensor]:
             f"{source} holds more than tensors, and loading it could run code.\n"
             "  Where you trust it: torch.save(torch.load(path, weights_only=False)['state_dict'], new_path)."
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # damaged files of the old format fail in many ways
         raise CheckpointError(f"{source} is not a whole PyTorch file: {error}.") from None
     for inner in ("state_dict", "model", "model_state_dict"):
         if isinstance(data, dict) and isinstance(data.get(inner), dict):
@@ -157,14 +164,11 @@ def _load_pth(source: Path) -> dict[str, Tensor]:
 
 def _config_of(released: Mapping[str, Tensor], heads: int, source: Path) -> Config:
     """The `release` preset with the sizes that the tensors show."""
-    try:
-        views = _views_of(released)
-        slots = released["encoder.layers.0.mhatt.attention.m_k"].shape[1]
-        d_ff, d_model = released["encoder.layers.0.pwff.fc1.weight"].shape
-        vocabulary_size = len(released["decoder.word_emb.weight"])
-        max_words = len(released[ANCHOR]) - 1
-    except KeyError as error:
-        raise CheckpointError(f"{source} lacks the tensor {error} of a released checkpoint.") from None
+    views = _views_of(released)
+    slots = released["encoder.layers.0.mhatt.attention.m_k"].shape[1]
+    d_ff, d_model = released["encoder.layers.0.pwff.fc1.weight"].shape
+    vocabulary_size = len(released["decoder.word_emb.weight"])
+    max_words = len(released[ANCHOR]) - 1
     if d_model % heads:
         raise ConfigError(f"--heads {heads} does not divide the width {d_model} of {source}.")
     config = load_config("release")
@@ -183,7 +187,8 @@ def _config_of(released: Mapping[str, Tensor], heads: int, source: Path) -> Conf
     contrast = replace(config.contrast, enabled="cls_mlp.0.weight" in released)
     if contrast.enabled:
         contrast = replace(contrast, hidden=len(released["cls_mlp.0.weight"]), queue_size=len(released["queue"]))
-    return replace(config, model=model, contrast=contrast)
+    decode = replace(config.decode, max_words=min(config.decode.max_words, max_words))
+    return replace(config, model=model, contrast=contrast, decode=decode)
 
 
 def _views_of(released: Mapping[str, Tensor]) -> dict[str, ViewSpec]:
@@ -215,9 +220,12 @@ def _vocabulary(path: str | Path | None, size: int) -> Vocabulary:
         raise CheckpointError(f"cannot read vocabulary {path}: {error}.") from None
     try:
         words = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         words = text.splitlines()
-    vocabulary = Vocabulary.from_json(words if isinstance(words, dict) else {"words": words})
+    try:
+        vocabulary = Vocabulary.from_json(words if isinstance(words, dict) else {"words": words})
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     if len(vocabulary) != size:
         raise CheckpointError(f"vocabulary {path} has {len(vocabulary)} words, the checkpoint {size}.")
     return vocabulary

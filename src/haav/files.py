@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from haav.errors import DataError
 
+Writer = Callable[[Path], Any]
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the place, flush to disk, then move there in one go."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+
+def write_atomically(path: Path, write: Writer) -> None:
+    write_together({path: write})
+
+
+def write_together(files: Mapping[Path, Writer]) -> None:
+    """Write all beside their places and flush them to disk; only when that has worked, move them there."""
+    staged: dict[Path, Path] = {}
     try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        for path, write in files.items():
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(handle)
+            staged[path] = Path(name)
+            write(staged[path])
+            with open(name, "rb") as file:
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+        for path, temporary in staged.items():
+            os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
 
 
 def require_files(directory: Path, names: Sequence[str], hint: str) -> None:

@@ -12,7 +12,8 @@ BLOCKED = -1e30
 
 def caption_xe(logits: Tensor, targets: Tensor, pad: int) -> Tensor:
     """Mean negative log-probability of the real next words: logits (B, C, T, words), targets (B, C, T)."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=pad)
+    total = F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=pad, reduction="sum")
+    return total / (targets != pad).sum().clamp(min=1)
 
 
 def info_nce(
@@ -27,8 +28,12 @@ def info_nce(
 
     One product per pair of operands: negatives are never copied per positive.
     """
+    with torch.autocast(mask.device.type, enabled=False):  # small differences of large scores: float32 throughout
+        return _info_nce(queries.float() / temperature, keys.float(), mask, queue.float(), positives)
+
+
+def _info_nce(queries: Tensor, keys: Tensor, mask: Tensor, queue: Tensor, positives: str) -> Tensor:
     batch, views = mask.shape
-    queries, keys, queue = queries.float() / temperature, keys.float(), queue.float()
     positive = torch.einsum("bvd,bwd->bvw", queries, keys)
 
     photo = torch.arange(batch, device=mask.device).repeat_interleave(views)

@@ -1,6 +1,6 @@
 """A model directory: `config.json`, `model.safetensors`, `vocabulary.json`. No pickle, no code.
 
-Each file is written beside its place and moved there, so a crash leaves the old one or the new one.
+All files are written beside their places first and moved there when all are whole: a full disk leaves the old model.
 The weights file carries a fingerprint of the other two: files of different saves do not mix unseen.
 """
 
@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from haav.config import Config, flatten, parse, to_dict
+from haav.config import Config, ModelConfig, flatten, parse, to_dict
 from haav.errors import CheckpointError
-from haav.files import write_atomically
+from haav.files import Writer, write_together
 from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -35,9 +35,13 @@ def save_pretrained(directory: str | Path, model: nn.Module, config: Config, voc
     directory.mkdir(parents=True, exist_ok=True)
     settings = _to_json({"format": FORMAT, **to_dict(config)})
     words = _to_json(vocabulary.to_json())
-    write_atomically(directory / VOCABULARY, lambda path: path.write_text(words, encoding="utf-8"))
-    write_atomically(directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
-    save_weights(directory / WEIGHTS, model.state_dict(), {"of": _fingerprint(settings, words)})
+    write_together(
+        {
+            directory / VOCABULARY: lambda path: path.write_text(words, encoding="utf-8"),
+            directory / CONFIG: lambda path: path.write_text(settings, encoding="utf-8"),
+            directory / WEIGHTS: _weights_writer(model.state_dict(), {"of": _fingerprint(settings, words)}),
+        }
+    )
 
 
 def load_pretrained(
@@ -60,15 +64,29 @@ def load_pretrained(
             f"{directory / WEIGHTS} was saved with another {CONFIG} or {VOCABULARY} than the ones beside it.\n"
             "  Copy all three files from one save."
         )
+    if _least_elements(config.model) > sum(tensor.numel() for tensor in weights.values()):
+        raise CheckpointError(f"{directory / CONFIG} describes a larger model than {WEIGHTS} holds.")
     with torch.random.fork_rng(devices=[]):  # loading a model draws nothing from the caller's random numbers
         model = build_model(config.model)
     fit_weights(model, weights, directory / WEIGHTS)
     return model.to(device).eval(), config, vocabulary
 
 
+def _least_elements(model: ModelConfig) -> int:
+    """Fewer than any model of this config has: a stranger's config must not make us allocate what its file lacks."""
+    layers = model.encoder_layers + model.decoder_layers
+    per_view = sum(spec.dim + sum(spec.indices.values()) for spec in model.views.values())
+    rows = 2 * model.vocabulary_size + model.max_words + per_view + layers * (model.d_model + model.d_ff)
+    return model.d_model * (rows + 2 * model.encoder_layers * model.memory_slots)
+
+
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    write_together({path: _weights_writer(tensors, metadata)})
+
+
+def _weights_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Writer:
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata}))
+    return lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata})
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -93,6 +111,11 @@ def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
         f"'{name}' has shape {tuple(weights[name].shape)} instead of {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in weights and weights[name].shape != tensor.shape
+    ]
+    faults += [
+        f"'{name}' is of type {weights[name].dtype}"
+        for name, tensor in expected.items()
+        if name in weights and weights[name].is_floating_point() != tensor.is_floating_point()
     ]
     if faults:
         shown = "; ".join(sorted(faults)[:3])
@@ -129,7 +152,7 @@ def _read_text(path: Path) -> str:
 def _parse_json(text: str, path: Path) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not whole JSON: {error}.") from None
 
 

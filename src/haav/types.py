@@ -201,7 +201,6 @@ class EnsembleCache:
         return replace(self, members=tuple(member.reorder(beams) for member in self.members))
 
 
-EncodedLike = EncodedViews | EnsembleEncoded
 CacheLike = Cache | EnsembleCache
 
 

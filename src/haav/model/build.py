@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from haav.config import Config, ModelConfig
 from haav.errors import unknown
 from haav.model.aggregators import aggregators
@@ -23,6 +25,9 @@ def resolve(config: Config) -> tuple[Config, list[str]]:
     model, problems = config.model, []
     if not model.views:
         problems.append("no view is left: model.views needs at least one, e.g. --model.views.grid.dim 768.")
+    for name in model.views:
+        if hasattr(nn.ModuleDict(), name):
+            problems.append(f"a view cannot be called '{name}': PyTorch uses that name itself.")
     if model.aggregator != "auto" and model.aggregator not in aggregators:
         problems.append(unknown("aggregator", model.aggregator, [*aggregators, "auto"]))
     if model.encoding not in encodings:

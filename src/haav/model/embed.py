@@ -37,15 +37,16 @@ class ViewEmbedding(nn.Module):
 
     def forward(self, view: View, drop_channels: nn.Module | Tensor) -> EmbeddedView:
         """`drop_channels`: element dropout, or the (B, 1, D) multiplier that all views share"""
-        tokens = self.project(self.norm(view.tokens.to(self.norm.weight.dtype)))
+        hidden = ~view.mask[..., None]  # whatever lies in padding, NaN too, must not reach a gradient
+        tokens = self.project(self.norm(view.tokens.to(self.norm.weight.dtype).masked_fill(hidden, 0.0)))
         tokens = tokens * drop_channels if isinstance(drop_channels, Tensor) else drop_channels(tokens)
         for name in self.spec.indices:
-            tokens = tokens + self.get_buffer(f"{name}_positions")[view.indices[name]]
+            tokens = tokens + self.get_buffer(f"{name}_positions")[view.indices[name].masked_fill(~view.mask, 0)]
         if self.geometry is not None:
             assert view.boxes is not None
-            sides = view.boxes.to(self.geometry.weight.dtype)
+            sides = view.boxes.to(self.geometry.weight.dtype).masked_fill(hidden, 0.0)
             tokens = tokens + self.geometry(torch.cat([sides, sides[..., 2:] - sides[..., :2]], dim=-1))
-        tokens = tokens.masked_fill(~view.mask[..., None], 0.0)
+        tokens = tokens.masked_fill(hidden, 0.0)
 
         cls = self._cls(tokens, view.mask)
         kept = view.mask
@@ -131,7 +132,22 @@ class ViewEmbeddings(nn.Module):
             missing += ["boxes"] * (spec.boxes and view.boxes is None)
             if missing:
                 raise ViewError(f"view '{name}' lacks {', '.join(missing)}: positions that this model was built with.")
+            for index, size in spec.indices.items():
+                _check_index(f"'{index}' of view '{name}'", view.indices[index], view.mask, size)
+            if spec.boxes and view.boxes is not None and view.boxes.shape != (*view.mask.shape, 4):
+                raise ViewError(
+                    f"boxes of view '{name}' have shape {tuple(view.boxes.shape)}, not (photos, tokens, 4)."
+                )
         return batch, views[first].tokens.device
+
+
+def _check_index(what: str, index: Tensor, mask: Tensor, size: int) -> None:
+    if index.shape != mask.shape:
+        raise ViewError(f"{what} has shape {tuple(index.shape)}; it must be {tuple(mask.shape)}, one number a token.")
+    if bool(((index < 0) | (index >= size)).logical_and(mask).any()):
+        raise ViewError(
+            f"{what} goes from {int(index[mask].min())} to {int(index[mask].max())}; this model has 0 to {size - 1}."
+        )
 
 
 def absent(spec: ViewSpec, batch: int, device: torch.device | str) -> View:

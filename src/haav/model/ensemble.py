@@ -35,6 +35,9 @@ class Ensemble(nn.Module):
         for name in views:
             if name not in known:
                 raise ViewError(unknown("view", name, known))
+        sizes = {name: len(view.tokens) for name, view in views.items()}
+        if len(set(sizes.values())) != 1:
+            raise ViewError(f"views of one batch must be of the same photos; there are {sizes or 'none'}.")
         encoded = [member.encode(_own_views(member, views)) for member in self.members]
         sees = torch.stack([part.present.any(dim=1) for part in encoded], dim=1).float()
         return EnsembleEncoded(tuple(encoded), sees / sees.sum(dim=1, keepdim=True).clamp(min=1))

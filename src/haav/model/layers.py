@@ -30,7 +30,7 @@ def sinusoids(length: int, dim: int) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(..., N, D) → (..., H, N, D/H)"""
-    return x.view(*x.shape[:-1], heads, -1).transpose(-2, -3)
+    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-2, -3)
 
 
 class _Projections(nn.Module):

@@ -60,7 +60,7 @@ def _layers(text: str, origin: str, base: str | None) -> list[Source]:
     below = _preset_layers(base or str(named)) if base or named else []
     if not below and not origin.startswith("preset "):
         below = _preset_layers("best")
-    flat = flatten(tree, spell=f"{origin}: {{}}")
+    flat = flatten(tree, f"{origin}: ")
     for table in TABLES:
         if any(path[: len(table)] == table for path in flat):
             below = [{path: given for path, given in layer.items() if path[: len(table)] != table} for layer in below]
@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
 def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
     try:
         tree = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError, IndexError, TypeError) as error:
         raise ConfigError(f"{origin} is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply.") from None

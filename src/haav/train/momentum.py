@@ -41,7 +41,7 @@ class Projector(nn.Module):
 
     def forward(self, cls: Tensor, mask: Tensor) -> Tensor:
         """cls (B, V, L, D), mask (B, V) → (B, V, D)"""
-        rows = cls[mask]
+        rows = cls[mask].to(self.mlp[0].weight.dtype)
         if self.training and rows.shape[0] * rows.shape[1] < 2:
             return cls.sum(dim=2) * 0.0  # batch statistics need two rows; a lone one has nothing to compare with
         projected = self.mlp(rows.flatten(0, 1)).view_as(rows)
@@ -82,7 +82,7 @@ class MomentumContrast(nn.Module):
         self.momentum = config.momentum
         self.positives = config.positives
         self.projector = projector
-        self.momentum_encoding = copy.deepcopy(encoding).requires_grad_(False)
+        self.momentum_encoding = copy.deepcopy(encoding).float().requires_grad_(False)
         self.momentum_projector = copy.deepcopy(projector).requires_grad_(False)
         self.register_buffer("queue", torch.zeros(config.queue_size, d_model))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
@@ -109,7 +109,7 @@ class MomentumContrast(nn.Module):
         pairs = [(self.momentum_encoding, encoding), (self.momentum_projector, self.projector)]
         for slow, fast in pairs:
             for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
-                old.lerp_(new, 1 - self.momentum)
+                old.lerp_(new.to(old.dtype), 1 - self.momentum)
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from haav.model.aggregators.base import Aggregator, aggregators
 from haav.model.aggregators.gate import new_gate
 from haav.model.layers import Attention
-from haav.types import Aggregated, EncodedViews, Memory, Source
+from haav.types import Aggregated, EncodedViews, KeyValues, Memory, Source
 
 
 @aggregators.register("concat_tokens")
@@ -29,7 +29,10 @@ class ConcatTokensAggregator(Aggregator):
     def remember(self, encoded: EncodedViews) -> Memory:
         tokens = torch.cat(encoded.tokens, dim=2)
         seen = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
-        return Memory((Source(self.attention.remember(tokens), torch.cat(seen, dim=1)),), encoded.present)
+        mask, memory = torch.cat(seen, dim=1), self.attention.remember(tokens)
+        # Who sees nothing finds nothing, instead of the mean of padding.
+        values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)
+        return Memory((Source(KeyValues(memory.keys, values), mask),), encoded.present)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
