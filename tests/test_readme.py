@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +21,9 @@ def blocks(file: str, language: str) -> list[str]:
 def test_readme_commands_and_code_run_in_order(tmp_path: Path) -> None:
     """In a copy of what they read, so that `my-model` does not land in the project."""
     (tmp_path / "tests").mkdir()
+    (tmp_path / "photos").mkdir()
+    for colour in ("red", "green"):
+        Image.new("RGB", (60, 40), colour).save(tmp_path / "photos" / f"{colour}.png")
     shutil.copytree(ROOT / "tests" / "golden", tmp_path / "tests" / "golden")
     commands = [line[2:] for block in blocks("README.md", "console") for line in block.splitlines()]
     ours = [command for command in commands if command.startswith(".venv/bin/haav ")]
@@ -59,7 +63,9 @@ assert not torch.allclose(logits, model(views, captions).logits)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md", "docs/views.md"]
+)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert ((ROOT / page).parent / target).exists(), target

@@ -83,6 +83,9 @@ def extract(
     views: Annotated[str, "which views, with commas: grid, objects, regions, text_whole, …"] = "grid,objects,regions",
     bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
     textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
+    clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,
+    clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder"] = None,
+    detr_model: Annotated[str | None, "for detr_objects: a hub name or a folder"] = None,
     workers: Annotated[int | None, "processes (default: one a core)"] = None,
     batch: Annotated[int, "photos a batch"] = 8,
     resume: Annotated[bool, "go on where it stopped; it always does, the flag is for readers"] = False,
@@ -90,11 +93,16 @@ def extract(
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav import extract, sources, terminal
 
+    options = {
+        "bridge": bridge,
+        "textdb": textdb,
+        "clip_model": clip_model,
+        "clip_text_model": clip_text_model,
+        "detr_model": detr_model,
+    }
     refs = sources.find_photos(images.split(","))
     with terminal.progress("photos") as progress:
-        summary = extract.extract(
-            refs, store, views.split(","), {"bridge": bridge, "textdb": textdb}, workers, batch, progress
-        )
+        summary = extract.extract(refs, store, views.split(","), options, workers, batch, progress)
     print(
         f"{store}: {summary.photos:,} photos extracted, {summary.skipped:,} were there, {len(summary.failures)} failed."
     )

@@ -37,10 +37,15 @@ class PhotoBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def images(self) -> Sequence[Image.Image]:
+        """The pictures themselves, upright RGB"""
+        assert self._images is not None, "these photos are known only by what a store holds of them"
+        return self._images
+
     def pixels(self, side: int, resample: Image.Resampling = Image.Resampling.BILINEAR) -> Tensor:
         """(B, 3, side, side) uint8 RGB, the whole photo squeezed into a square"""
-        assert self._images is not None, "these photos are known only by what a store holds of them"
-        arrays = [np.asarray(image.resize((side, side), resample)) for image in self._images]
+        arrays = [np.asarray(image.resize((side, side), resample)) for image in self.images]
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,6 @@ from PIL import Image
 from torch import Tensor
 
 from haav.errors import ViewError
-from haav.views.base import PhotoBatch
 
 INSTALL = 'pip install "haav[hub]"'
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -326,12 +325,6 @@ def _preprocessor_config(folder: Path) -> dict[str, Any] | None:
     if (folder / "processor_config.json").is_file():  # where transformers 5 saves it
         return _read_json(folder / "processor_config.json").get("image_processor")
     return None
-
-
-def photo_images(photos: PhotoBatch) -> Sequence[Image.Image]:
-    """The photos as they are, in their own proportions."""
-    assert photos._images is not None, "these photos are known only by what a store holds of them"
-    return photos._images
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class ClipGridExtractor(Extractor):
         return f"clip-grid-{self.model.fingerprint}-{self.prepare.fingerprint}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        pixels = torch.stack([self.prepare(image) for image in hub.photo_images(photos)])
+        pixels = torch.stack([self.prepare(image) for image in photos.images])
         return [PhotoView(tokens) for tokens in self.tower(pixels).last_hidden_state]
 
 
@@ -92,7 +92,7 @@ class ClipTextExtractor(Extractor):
         return f"{image}-textdb-{self.textdb.fingerprint}-{self.crops}-{self.per_crop}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        pieces = [cut(image, box) for image in hub.photo_images(photos) for box in self.boxes]
+        pieces = [cut(image, box) for image in photos.images for box in self.boxes]
         askers: list[str | None] = [photo for photo in photos.ids for _ in self.boxes]
         _, rows = self.textdb.search(self.embed(pieces), self.per_crop, exclude_owner=askers)
         return [self._view(own) for own in rows.view(len(photos), -1)]

@@ -42,7 +42,7 @@ class DetrObjectsExtractor(Extractor):
         return f"detr-{self.model.fingerprint}-{self.prepare.fingerprint}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        pictures = [self.prepare(image) for image in hub.photo_images(photos)]
+        pictures = [self.prepare(image) for image in photos.images]
         # Photos of one size go together. Padding the others would change their numbers with their neighbours.
         together: dict[torch.Size, list[int]] = {}
         for number, picture in enumerate(pictures):
