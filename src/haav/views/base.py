@@ -8,6 +8,7 @@ A third party adds a view with a class like this and one line in its own pyproje
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -59,8 +60,8 @@ class PhotoBatch:
         return name in self._known
 
 
-class Extractor:
-    """Subclass, set the four fields, write `extract`."""
+class Extractor(ABC):
+    """Subclass, set the fields, write `extract`."""
 
     name: ClassVar[str]
     licence: ClassVar[str]
@@ -70,13 +71,13 @@ class Extractor:
     """False: it can work on what other views left in the store"""
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
         """Changes whenever the same photo would give other numbers."""
-        raise NotImplementedError(f"{type(self).__name__} must name its weights and version")
 
+    @abstractmethod
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         """One view a photo; a view without tokens says that the photo lacks it."""
-        raise NotImplementedError(f"{type(self).__name__} extracts nothing")
 
 
 extractors: Registry[Extractor] = Registry("view")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from haav.types import PhotoView, ViewSpec
 from haav.views import hub
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.regions import CROPS, crops
+from haav.views.text import load_textdb, nearest_texts, text_spec
 
 GRID_MODEL = "openai/clip-vit-base-patch32"
 TEXT_MODEL = "openai/clip-vit-large-patch14"
@@ -67,7 +67,7 @@ class ClipTextExtractor(Extractor):
                 "  Make one with: haav textdb build; then give --textdb DIR."
             )
         self.model = _find_clip(clip_text_model, "clip_text_model")
-        self.textdb = textdb if isinstance(textdb, TextDatabase) else _load_textdb(str(textdb))
+        self.textdb = textdb if isinstance(textdb, TextDatabase) else load_textdb(str(textdb))
         if self.textdb.encoder != text_encoder_name(self.model):
             raise ViewError(
                 f"photos would be compared by {text_encoder_name(self.model)} ('{self.model.name}'), but the text "
@@ -81,10 +81,7 @@ class ClipTextExtractor(Extractor):
         self.tower = hub.load_network(self.model, "CLIPVisionModelWithProjection")
         self.prepare = _preparation(self.model, self.tower)
         self.boxes = crops()[CROPS[self.crops]].tolist()
-        count = len(self.boxes)
-        self.spec = ViewSpec(
-            self.textdb.vectors.shape[1], count * self.per_crop, indices={"crop": count, "rank": self.per_crop}
-        )
+        self.spec = text_spec(self.textdb, self.crops, self.per_crop)
 
     @property
     def fingerprint(self) -> str:
@@ -93,9 +90,8 @@ class ClipTextExtractor(Extractor):
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         pieces = [cut(image, box) for image in photos.images for box in self.boxes]
-        askers: list[str | None] = [photo for photo in photos.ids for _ in self.boxes]
-        _, rows = self.textdb.search(self.embed(pieces), self.per_crop, exclude_owner=askers)
-        return [self._view(own) for own in rows.view(len(photos), -1)]
+        queries = self.embed(pieces).view(len(photos), len(self.boxes), -1)
+        return nearest_texts(self.textdb, queries, photos.ids, self.per_crop)
 
     def embed(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) unit rows in the space that CLIP's texts share"""
@@ -104,14 +100,6 @@ class ClipTextExtractor(Extractor):
             for at in range(0, len(images), hub.BATCH)
         ]
         return F.normalize(torch.cat(vectors), dim=1)
-
-    def _view(self, rows: Tensor) -> PhotoView:
-        places = torch.arange(len(rows))
-        return PhotoView(
-            self.textdb.vectors[rows],
-            indices={"crop": places // self.per_crop, "rank": places % self.per_crop},
-            labels=tuple(self.textdb.entries[row].sentence for row in rows.tolist()),
-        )
 
 
 @extractors.register("clip_text_whole")
@@ -207,8 +195,3 @@ def _preparation(model: hub.HubModel, tower: Any) -> hub.Preparation:
         "image_std": (0.26862954, 0.26130258, 0.27577711),
     }
     return hub.load_preparation(model, defaults)
-
-
-@cache
-def _load_textdb(path: str) -> TextDatabase:
-    return TextDatabase.load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -13,6 +14,27 @@ from haav.textdb import TextDatabase
 from haav.types import PhotoView, ViewSpec
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.regions import CROPS, RegionsExtractor
+
+
+def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
+    count = len(range(15)[CROPS[crops]])
+    return ViewSpec(textdb.vectors.shape[1], count * per_crop, indices={"crop": count, "rank": per_crop})
+
+
+def nearest_texts(textdb: TextDatabase, queries: Tensor, photos: Sequence[str], per_crop: int) -> list[PhotoView]:
+    """queries (B, crops, D) of the named photos → their nearest sentences, never their own captions"""
+    crops = queries.shape[1]
+    askers: list[str | None] = [photo for photo in photos for _ in range(crops)]
+    _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=askers)
+    places = torch.arange(crops * per_crop)
+    return [
+        PhotoView(
+            textdb.vectors[own],
+            indices={"crop": places // per_crop, "rank": places % per_crop},
+            labels=tuple(textdb.entries[row].sentence for row in own.tolist()),
+        )
+        for own in rows.view(len(photos), crops * per_crop)
+    ]
 
 
 class TextExtractor(Extractor):
@@ -33,16 +55,13 @@ class TextExtractor(Extractor):
                 "  Make them with: haav textdb build, haav bridge; then give --bridge DIR --textdb DIR."
             )
         self.bridge = _load_bridge(bridge) if isinstance(bridge, str) else bridge
-        self.textdb = _load_textdb(textdb) if isinstance(textdb, str) else textdb
+        self.textdb = load_textdb(textdb) if isinstance(textdb, str) else textdb
         if self.bridge.encoder != self.textdb.encoder:
             raise ViewError(
                 f"the bridge leads to vectors of {self.bridge.encoder}, the text database holds those of "
                 f"{self.textdb.encoder}: make both with one sentence encoder."
             )
-        count = len(range(15)[CROPS[self.crops]])
-        self.spec = ViewSpec(
-            self.textdb.vectors.shape[1], count * self.per_crop, indices={"crop": count, "rank": self.per_crop}
-        )
+        self.spec = text_spec(self.textdb, self.crops, self.per_crop)
 
     @property
     def fingerprint(self) -> str:
@@ -51,19 +70,7 @@ class TextExtractor(Extractor):
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         regions = photos.once("regions", lambda: RegionsExtractor().extract(photos))
         features = torch.stack([view.tokens[CROPS[self.crops]] for view in regions])
-        queries = self.bridge(features, photos.ids)
-        crops = queries.shape[1]
-        askers: list[str | None] = [photo for photo in photos.ids for _ in range(crops)]
-        _, rows = self.textdb.search(queries.flatten(0, 1), self.per_crop, exclude_owner=askers)
-        return [self._view(own) for own in rows.view(len(photos), crops * self.per_crop)]
-
-    def _view(self, rows: Tensor) -> PhotoView:
-        places = torch.arange(len(rows))
-        return PhotoView(
-            self.textdb.vectors[rows],
-            indices={"crop": places // self.per_crop, "rank": places % self.per_crop},
-            labels=tuple(self.textdb.entries[row].sentence for row in rows.tolist()),
-        )
+        return nearest_texts(self.textdb, self.bridge(features, photos.ids), photos.ids, self.per_crop)
 
 
 @extractors.register("text_whole")
@@ -87,5 +94,5 @@ def _load_bridge(path: str) -> CrossFitted:
 
 
 @cache
-def _load_textdb(path: str) -> TextDatabase:
+def load_textdb(path: str) -> TextDatabase:
     return TextDatabase.load(path)
