@@ -562,7 +562,7 @@ def test_view_dropout_hides_the_share_that_was_asked_for() -> None:
 def test_a_step_costs_what_the_formula_says() -> None:
     d, inner, views, layers, tokens = 16, 24, 3, 2, sum(spec.max_tokens + 1 for spec in VIEWS.values())
     itself = 8 * d * d + 4 * d
-    within = views * 4 * d * d + 4 * d * tokens
+    within = 2 * d * d + views * 2 * d * d + 4 * d * tokens  # one query for all views
     across = 4 * d * d + views * 4 * d * d
     found = describe(tiny_config()).flops
     assert found.step == layers * (itself + within + across + 4 * d * inner) + 2 * d * 23

@@ -83,12 +83,16 @@ class Attention(_Projections):
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
         return KeyValues(keys, values)
 
-    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
+    def ask(self, query: Tensor) -> Tensor:
+        """query (..., N, D) → (..., H, N, D/H): made once when the same query looks at several sequences"""
+        return split_heads(self.query(query) * self.scale, self.heads)
+
+    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None, asked: Tensor | None = None) -> Tensor:
         """query (..., N, D); mask True where looking is allowed, broadcast to (..., H, N, S) → (..., N, D)
 
         `memory` may have one more leading axis than `query` (encoder layers); so does the result then.
         """
-        heads = split_heads(self.query(query) * self.scale, self.heads)
+        heads = self.ask(query) if asked is None else asked
         if memory.keys.dim() > heads.dim():
             heads, query = heads.unsqueeze(1), query.unsqueeze(1)
         scores = heads @ memory.keys.transpose(-1, -2)

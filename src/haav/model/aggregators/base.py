@@ -58,12 +58,13 @@ class TwoTierAggregator(Aggregator):
         return Memory(tuple(sources), encoded.present)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
-        found = torch.stack([self._look(query, source) for source in memory.sources], dim=2)
+        asked = self.within.ask(query)
+        found = torch.stack([self._look(query, asked, source) for source in memory.sources], dim=2)
         return self.across(query, found, memory.present[:, None])
 
-    def _look(self, query: Tensor, source: Source) -> Tensor:
+    def _look(self, query: Tensor, asked: Tensor, source: Source) -> Tensor:
         """What the query finds in one view, (B, N, D)."""
-        per_layer: Tensor = self.within(query, source.memory, source.mask[:, None, None, None])
+        per_layer: Tensor = self.within(query, source.memory, source.mask[:, None, None, None], asked)
         if self.across_layers is None:
             return per_layer.squeeze(1)
         found: Tensor
