@@ -56,9 +56,6 @@ class PhotoBatch:
         value: T = self._known[name]
         return value
 
-    def knows(self, name: str) -> bool:
-        return name in self._known
-
 
 class Extractor(ABC):
     """Subclass, set the fields, write `extract`."""
