@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from haav.data.annotations import load_dataset
 from haav.errors import DataError, ViewError
 from haav.store import Store, ViewManifest
 from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome
-from haav.types import PhotoView, ViewSpec
+from haav.types import PhotoView, Progress, ViewSpec, quiet
 from haav.views import PhotoBatch
 from haav.views.text import TextFiveExtractor, TextWholeExtractor
 
@@ -123,11 +124,16 @@ def karpathy(path: Path, photos: int = 12) -> Path:
     return path
 
 
-def test_captions_of_val_and_test_never_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "encode_sentences", lambda sentences, progress: unit(len(sentences), 8))
-    monkeypatch.setattr(retrieval, "encoder_name", lambda: "toy")
+class ToyEncoder:
+    fingerprint = "toy"
+
+    def encode(self, sentences: Sequence[str], progress: Progress = quiet) -> torch.Tensor:
+        return unit(len(sentences), 8)
+
+
+def test_captions_of_val_and_test_never_enter(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("a further sentence\n")
-    texts = retrieval.build_textdb([karpathy(tmp_path / "d.json.gz")], [tmp_path / "more.txt"])
+    texts = retrieval.build_textdb([karpathy(tmp_path / "d.json.gz")], [tmp_path / "more.txt"], encoder=ToyEncoder())
     assert len(texts) == 17
     assert all(sentence.startswith(("train", "a further")) for sentence in texts.sentences)
     assert texts.manifest.sources[0] == {"file": "d.json.gz", "kind": "captions", "split": "train", "sentences": 16}
@@ -260,17 +266,17 @@ def test_a_new_bridge_or_database_changes_the_fingerprint(fitted: CrossFitted) -
     assert TextWholeExtractor(fitted, database(sentences=59)).fingerprint != first
 
 
-def test_bridge_is_built_from_a_store_and_reports_recall_and_leak(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retrieval, "encode_sentences", lambda sentences, progress=None: unit(len(sentences), 8))
-    monkeypatch.setattr(retrieval, "encoder_name", lambda: "toy")
+def test_bridge_is_built_from_a_store_and_reports_recall_and_leak(tmp_path: Path) -> None:
     file = karpathy(tmp_path / "d.json.gz", photos=40)
-    texts = retrieval.build_textdb([file])
+    texts = retrieval.build_textdb([file], encoder=ToyEncoder())
+    settings = {"epochs": 2, "folds": 2, "hidden": 16, "batch": 8}
     with Store(tmp_path / "s", write=True) as store:
         store.add_view("regions", ViewManifest(ViewSpec(12, 15), "toy"))
         store.put("regions", {f"p{n}.jpg": PhotoView(torch.randn(15, 12)) for n in range(40)})
-        found, report = retrieval.build_bridge(store, load_dataset(file), texts, epochs=2, folds=2, hidden=16, batch=8)
+        found, report = retrieval.build_bridge(store, load_dataset(file), texts, encoder=ToyEncoder(), **settings)
+        other = TextDatabase(texts.entries, texts.vectors, Manifest("another"))
+        with pytest.raises(DataError, match="vectors of toy; the text database has those of another"):
+            retrieval.build_bridge(store, load_dataset(file), other, encoder=ToyEncoder(), **settings)
     assert set(found.folds) == {f"p{n}.jpg" for n in range(36)}, "training photos only"
     assert set(report["val"]) == {"recall@1", "recall@5", "recall@10"}
     assert (report["photos"], report["candidates"]) == (2, 4)
@@ -284,14 +290,17 @@ def test_real_sentences_that_mean_the_same_are_near() -> None:
         sentences.weights_folder()
     except DataError:
         pytest.skip("the sentence encoder is not installed")
-    vectors = sentences.encode_sentences(
-        [
-            "A dog runs on the beach.",
-            "A plate of food on a table with a very long cloth.",
-            "A puppy is running along the shore",
-        ],
-        batch=2,
-    ).float()
+    vectors = (
+        sentences.MiniLM()
+        .encode(
+            [
+                "A dog runs on the beach.",
+                "A plate of food on a table with a very long cloth.",
+                "A puppy is running along the shore",
+            ]
+        )
+        .float()
+    )
     assert_close(vectors.norm(dim=1), torch.ones(3), rtol=1e-3, atol=1e-3)
     near = vectors @ vectors.T
     assert near[0, 2] > 0.6 > 0.3 > near[0, 1]

@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from haav.cli import main
 from haav.errors import ViewError
 from haav.store import pack, unpack
 from haav.textdb import Entry, Manifest, TextDatabase
@@ -371,7 +372,7 @@ def test_sentences_become_clips_text_vectors_whatever_their_batch(models: Path) 
     encoder = hub_clip.ClipTextEncoder(models / "clip")
     sentences = ["a dog", "cab", "a very long tale of no end", "", "a dog", "zoo"]
     steps: list[tuple[int, int]] = []
-    found = encoder.encode(sentences, batch=2, progress=lambda done, todo: steps.append((done, todo)))
+    found = encoder.encode(sentences, lambda done, todo: steps.append((done, todo)))
     assert found.dtype == torch.float16
     assert steps[-1] == (6, 6)
     torch.testing.assert_close(found.float().norm(dim=1), torch.ones(6), atol=1e-3, rtol=1e-3)
@@ -387,11 +388,10 @@ def test_sentences_become_clips_text_vectors_whatever_their_batch(models: Path) 
 
 
 def test_a_database_of_the_encoder_serves_the_view(models: Path, tmp_path: Path) -> None:
-    encoder = hub_clip.ClipTextEncoder(models / "clip")
     sentences = [f"{first}{second} {first}" for first in "abcdefghij" for second in "klmnopq"]
-    TextDatabase(
-        [Entry(sentence) for sentence in sentences], encoder.encode(sentences), Manifest(encoder.fingerprint)
-    ).save(tmp_path / "db")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences))
+    build = ["textdb", "build", "--out", str(tmp_path / "db"), "--text", str(tmp_path / "texts.txt")]
+    assert main([*build, "--clip-text-model", str(models / "clip")]) == 0
     view = build_extractor("clip_text_whole", clip_text_model=str(models / "clip"), textdb=str(tmp_path / "db"))
     [found] = view.extract(batch(PICTURES[0]))
     assert found.labels is not None

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from haav.errors import DataError
 from haav.files import require_files, write_atomically
+from haav.types import Progress, quiet
 
 FORMAT = "haav-bridge-1"
 WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
@@ -159,12 +160,7 @@ class Pairs:
     """for each photo, the rows of its captions"""
 
 
-Progress = Callable[[int, int], None]
-
-
-def train_bridge(
-    pairs: Pairs, encoder: str, config: BridgeConfig, progress: Progress = lambda done, todo: None
-) -> CrossFitted:
+def train_bridge(pairs: Pairs, encoder: str, config: BridgeConfig, progress: Progress = quiet) -> CrossFitted:
     """One bridge on all photos and one for each fold left out."""
     generator = torch.Generator().manual_seed(config.seed)
     fold_of = torch.randperm(len(pairs.photos), generator=generator) % max(config.folds, 1)

@@ -199,6 +199,7 @@ def textdb(
     text: Annotated[str, "text files, a sentence a line, with commas"] = "",
     visual_genome: Annotated[str, "attributes.json, relationships.json, with commas"] = "",
     exclude: Annotated[str | None, "text file of Visual Genome or COCO image ids to leave out"] = None,
+    clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder (default: MiniLM)"] = None,
 ) -> int:
     """Make the text database that photos are described from. Only training captions ever enter."""
     from haav import terminal
@@ -207,8 +208,13 @@ def textdb(
     if action != "build":
         raise ConfigError(unknown("action", action, ["build"]))
     ids = frozenset(Path(exclude).read_text().split()) if exclude else frozenset()
+    encoder = None
+    if clip_text_model:
+        from haav.views.hub_clip import ClipTextEncoder
+
+        encoder = ClipTextEncoder(clip_text_model)
     with terminal.progress("sentences") as progress:
-        database = build_textdb(*(_listed(value) for value in (captions, text, visual_genome)), ids, progress)
+        database = build_textdb(*(_listed(value) for value in (captions, text, visual_genome)), ids, progress, encoder)
     database.save(out)
     print(f"{out}: {len(database):,} sentences.")
     return 0

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from haav.files import write_atomically
 from haav.images import load_image
 from haav.sources import PhotoRef
 from haav.store import Store, ViewManifest
-from haav.types import PhotoView
+from haav.types import PhotoView, Progress, quiet
 from haav.views import Extractor, PhotoBatch, build_extractor
 
 FAILURES = "failures.jsonl"
@@ -46,7 +46,6 @@ class Summary:
     failures: list[Failure] = field(default_factory=list)
 
 
-Progress = Callable[[int, int], None]
 """called with (photos done, photos to do) now and then"""
 
 
@@ -57,7 +56,7 @@ def extract(
     options: Mapping[str, Any] | None = None,
     workers: int | None = None,
     batch: int = 8,
-    progress: Progress = lambda done, todo: None,
+    progress: Progress = quiet,
 ) -> Summary:
     """Put the views of the photos into the store; what is there already is not touched."""
     options = dict(options or {})

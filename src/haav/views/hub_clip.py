@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from haav.errors import ViewError
+from haav.sentences import encode_by_length
 from haav.textdb import TextDatabase
-from haav.types import PhotoView, ViewSpec
+from haav.types import PhotoView, Progress, ViewSpec, quiet
 from haav.views import hub
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.regions import CROPS, crops
@@ -142,29 +143,19 @@ class ClipTextEncoder:
         """What a text database records as its encoder"""
         return text_encoder_name(self.model)
 
-    def encode(
-        self,
-        sentences: Sequence[str],
-        batch: int = 256,
-        progress: Callable[[int, int], None] = lambda done, todo: None,
-    ) -> Tensor:
-        """(N, D) float16 unit rows; batches of similar length, so that little is padding. Long texts are cut off."""
+    @torch.no_grad()
+    def encode(self, sentences: Sequence[str], progress: Progress = quiet) -> Tensor:
+        """(N, D) float16 unit rows; long texts are cut off"""
         config = self.tower.config
-        vectors = torch.zeros(len(sentences), config.projection_dim, dtype=torch.float16)
-        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-        for at in range(0, len(order), batch):
-            rows = order[at : at + batch]
-            tokens = self.tokenizer(
-                [sentences[row] for row in rows],
-                padding=True,
-                truncation=True,
-                max_length=config.max_position_embeddings,
-                return_tensors="pt",
-            )
+
+        def embed(texts: list[str]) -> Tensor:
+            length = config.max_position_embeddings
+            tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
             found = self.tower(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
-            vectors[rows] = F.normalize(found, dim=1).half()
-            progress(min(at + batch, len(order)), len(order))
-        return vectors
+            assert isinstance(found, Tensor)
+            return found
+
+        return encode_by_length(sentences, config.projection_dim, embed, progress)
 
 
 def text_encoder_name(model: hub.HubModel) -> str:
