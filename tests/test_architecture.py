@@ -11,7 +11,21 @@ PACKAGE = ROOT / "src" / "haav"
 # Each module may import from its own layer's earlier lines and from all layers above it.
 LAYERS = (
     ("errors", "types", "registry", "config"),
-    ("text", "model", "losses", "images", "files", "sources", "store", "sentences", "textdb", "bridge", "views"),
+    (
+        "text",
+        "model",
+        "losses",
+        "images",
+        "files",
+        "sources",
+        "store",
+        "sentences",
+        "textdb",
+        "bridge",
+        "views",
+        "evaluate",
+        "calibrate",
+    ),
     ("presets", "generate", "pretrained", "data", "extract", "importers", "shards"),
     ("train", "retrieval"),
     ("captioner",),
@@ -66,6 +80,11 @@ def test_model_never_sees_yaml_data_or_files() -> None:
             assert "config" not in _imports(file), f"{file}: only build.py meets the config"
         names = {node.names[0].name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import)}
         assert not names & {"yaml", "json", "os", "pathlib"}, file
+
+
+def test_metrics_never_import_torch() -> None:
+    for file in (PACKAGE / "evaluate").rglob("*.py"):
+        assert "torch" not in file.read_text(), file
 
 
 def test_no_pickle_is_loaded_anywhere() -> None:

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from haav.config import Config
 from haav.convert import convert, rename
-from haav.generate import beam_search
+from haav.generate import BeamSearch, generate
 from haav.losses import caption_xe
 from haav.model.build import build_model
 from haav.model.haav import Haav
@@ -145,7 +145,7 @@ def test_all_beams_agree_token_for_token(golden: Golden) -> None:
     tokens, logprobs = golden["eval.beam.tokens"], golden["eval.beam.logprob"]
     with torch.no_grad():
         encoded = golden.model.encode(golden.views)
-        found = beam_search(golden.model, encoded, tokens.shape[1], tokens.shape[2], banned=())
+        found = generate(golden.model, encoded, BeamSearch(tokens.shape[1]), max_words=tokens.shape[2])
     # After <eos> the release goes on with word 0 at no cost, ours with <pad>.
     ended = (tokens == EOS).cumsum(dim=-1) - (tokens == EOS).long() > 0
     steps = found.tokens.shape[2]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from haav.config import Config
+from haav.calibrate import confidence
+from haav.config import Config, override
 from haav.errors import ConfigError
-from haav.generate import Generated, beam_search
+from haav.generate import Generated, build_rules, build_strategy, collapse_repeats, generate
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_pretrained, save_pretrained
@@ -38,29 +42,48 @@ class Captioner:
     def save_pretrained(self, directory: str | Path) -> None:
         save_pretrained(directory, self.model, self.config, self.vocabulary)
 
-    def caption_views(self, views: Views, beam: int | None = None, max_words: int | None = None) -> list[Caption]:
-        """A caption for each photo of the batch, the other beams in its `n_best`."""
-        settings = self.config.decode
-        beam = settings.beam if beam is None else beam
-        max_words = settings.max_words if max_words is None else max_words
-        if beam < 1:
-            raise ConfigError(f"beam must be at least 1, not {beam}.")
-        if not 1 <= max_words <= self.config.model.max_words:
-            raise ConfigError(
-                f"max_words is between 1 and {self.config.model.max_words} for this model, not {max_words}."
-            )
+    def caption_views(
+        self,
+        views: Views,
+        *,
+        must: Sequence[str] = (),
+        never: Sequence[str] = (),
+        n_best: int = 1,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> list[Caption]:
+        """A caption for each photo of the batch; the next `n_best` - 1 in its `n_best`.
+
+        `must` and `never`: words that are said or not ("dog|puppy": one of them); `seed`: of samples;
+        `settings`: any of the decode settings, e.g. `beam=1`, `method="sample"`.
+        """
+        decode = override(self.config, "decode", settings).decode if settings else self.config.decode
+        if n_best < 1:
+            raise ConfigError(f"n_best must be at least 1, not {n_best}.")
+        both = set(must) & set(never)
+        if both:
+            raise ConfigError(f"'{min(both)}' cannot be demanded and forbidden at once.")
         device = next(self.model.parameters()).device
+        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        strategy = build_strategy(decode, self.vocabulary, must, n_best, generator)
+        rules = build_rules(decode, self.vocabulary, never)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(device) for name, view in views.items()})
-            found = beam_search(self.model, encoded, beam, max_words)
+            found = generate(self.model, encoded, strategy, rules, decode.max_words)
         names = encoded.names if isinstance(self.model, Haav) else ()
-        return [self._captions(found, photo, names) for photo in range(len(found.tokens))]
+        if decode.collapse_repeats:
+            found = collapse_repeats(found)
+        return [self._captions(found, photo, names, n_best) for photo in range(len(found.tokens))]
 
-    def _captions(self, found: Generated, photo: int, names: tuple[str, ...]) -> Caption:
-        beams = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
-        # A beam wider than the captions there are is filled with impossible ones.
-        best, *others = (caption for caption in beams if caption.logprob > -math.inf)
-        return Caption(best.text, best.words, best.logprob, tuple(others))
+    def _captions(self, found: Generated, photo: int, names: tuple[str, ...], n_best: int) -> Caption:
+        captions = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
+        possible = [caption for caption in captions if caption.logprob > -math.inf][:n_best]
+        if not possible:
+            raise ConfigError(
+                "no caption says all that must be said within max_words and the other rules.\n"
+                "  Demand fewer words, forbid fewer, or raise decode.max_words."
+            )
+        return replace(possible[0], n_best=tuple(possible[1:]))
 
     def _caption(self, found: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:
         tokens, logprobs = found.tokens[photo, rank].tolist(), found.logprobs[photo, rank].tolist()
@@ -68,7 +91,13 @@ class Captioner:
         # What a reader asks of a word: the last decoder layer's trust in each view, mean over heads.
         trust = None if found.weights is None else found.weights[photo, rank, :, -1].float().mean(dim=1).tolist()
         words = tuple(
-            Word(text, logprobs[at], None if trust is None else dict(zip(names, trust[at], strict=True)))
+            Word(
+                text,
+                logprobs[at],
+                confidence(logprobs[at], self.config.confidence),
+                None if trust is None else dict(zip(names, trust[at], strict=True)),
+            )
             for at, text in enumerate(texts)
         )
-        return Caption(" ".join(texts), words, sum(logprobs))
+        sure = sum(word.confidence for word in words) / len(words) if words else 0.0
+        return Caption(" ".join(texts), words, sum(logprobs), sure)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, Union
 
-from haav.errors import did_you_mean
+from haav.errors import ConfigError, did_you_mean
 from haav.types import ViewSpec
 
 T = TypeVar("T")
@@ -81,8 +81,31 @@ class ContrastConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    beam: int = setting(5, "beams kept", low=1)
-    max_words: int = setting(20, "longest caption to write", low=1)
+    """How captions are written."""
+
+    method: str = setting("beam", "search for the most probable caption, or draw one", choices=("beam", "sample"))
+    beam: int = setting(5, "captions kept in the search; 1: greedy", low=1)
+    length_penalty: float = setting(0.0, "captions compete by log-probability / words ** this", low=0)
+    groups: int = setting(1, "groups of a diverse beam search; they divide the beam", low=1)
+    diversity: float = setting(0.5, "what a word costs a group for each time a group before has chosen it", low=0)
+    samples: int = setting(1, "captions to draw", low=1)
+    temperature: float = setting(1.0, "sampling: below 1, nearer to the most probable word", low=1e-3)
+    top_k: int = setting(0, "sampling: among so many most probable words; 0: all", low=0)
+    top_p: float = setting(1.0, "sampling: among the most probable words that make up this much", low=0, below=1.000001)
+    max_words: int = setting(20, "longest caption to write, end token included", low=1)
+    min_words: int = setting(0, "least words of a caption", low=0)
+    no_repeat: int = setting(3, "so many words in a row are not said twice; 0: they may be", low=0)
+    allow_unk: bool = setting(False, "<unk> may be said")
+    allow_cut: bool = setting(False, 'captions may stop short, at max_words or after a word like "with"')
+    collapse_repeats: bool = setting(False, "a word that follows itself is shown once")
+
+
+@dataclass(frozen=True)
+class ConfidenceConfig:
+    """How sure a word's probability makes us that people would use the word; `haav calibrate` fits it."""
+
+    offset: float = setting(0.0, "confidence = sigmoid(offset + slope · logit(probability))")
+    slope: float = setting(1.0, "1 and offset 0: the model's own probability")
 
 
 @dataclass(frozen=True)
@@ -90,6 +113,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    confidence: ConfidenceConfig = field(default_factory=ConfidenceConfig)
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,15 @@ def flatten(tree: Mapping[str, Any], origin: str = "", path: Path = ()) -> dict[
         else:
             flat[here] = Given(value, origin + ".".join(here))
     return flat
+
+
+def override(config: Config, section: str, settings: Mapping[str, Any]) -> Config:
+    """Another config with some settings of a section replaced, checked like any other."""
+    given: dict[Path, Given] = {(section, name): Given(value, name) for name, value in settings.items()}
+    changed, problems = parse([flatten(to_dict(config)), given])
+    if problems:
+        raise ConfigError.of(problems)
+    return changed
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -271,6 +304,13 @@ def _check_relations(config: Config, problems: list[str]) -> None:
         problems.append(f"d_model {model.d_model} does not divide into {model.heads} heads.")
     if model.d_model % 2:
         problems.append(f"d_model {model.d_model} must be even: positions are pairs of sine and cosine.")
+    if config.decode.beam % config.decode.groups:
+        problems.append(f"decode.beam {config.decode.beam} does not divide into decode.groups {config.decode.groups}.")
+    if config.decode.min_words >= config.decode.max_words:
+        problems.append(
+            f"decode.min_words {config.decode.min_words} and an end token do not fit "
+            f"decode.max_words {config.decode.max_words}."
+        )
     if config.decode.max_words > model.max_words:
         problems.append(
             f"decode.max_words {config.decode.max_words} is more than model.max_words {model.max_words}: "

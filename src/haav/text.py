@@ -14,6 +14,14 @@ from haav.errors import CheckpointError
 UNK, PAD, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
 
+_DANGLING = """
+    a an the this that these those his its their my your our
+    of with at in to from for into onto under between beside near
+    and or but as while is are was were has have
+"""
+DANGLING = frozenset(_DANGLING.split())
+"""words that a whole caption hardly ever ends with: after them something is missing"""
+
 _WORD = re.compile(r"\w+(?:[-']\w+)*")
 
 
@@ -55,12 +63,12 @@ class Vocabulary:
         return len(self.words)
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, caption: str) -> list[int]:
         """Word ids between <bos> and <eos>; unknown words become <unk>."""
-        known = (self._ids.get(word, UNK) for word in tokenize(caption))
+        known = (self.ids.get(word, UNK) for word in tokenize(caption))
         return [BOS, *known, EOS]
 
     def decode(self, ids: Sequence[int]) -> list[str]:

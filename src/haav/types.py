@@ -133,6 +133,9 @@ class Source:
     mask: Tensor
     """(B, S) bool"""
 
+    def keep(self, photos: Tensor) -> Source:
+        return Source(KeyValues(self.memory.keys[photos], self.memory.values[photos]), self.mask[photos])
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -141,6 +144,9 @@ class Memory:
     sources: tuple[Source, ...]
     present: Tensor
     """(B, V) bool"""
+
+    def keep(self, photos: Tensor) -> Memory:
+        return Memory(tuple(source.keep(photos) for source in self.sources), self.present[photos])
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,11 @@ class Cache:
             return past.gather(1, index)
 
         return replace(self, words=tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words))
+
+    def keep(self, photos: Tensor) -> Cache:
+        """Go on with some photos only, (B',) int64."""
+        words = tuple(KeyValues(past.keys[photos], past.values[photos]) for past in self.words)
+        return replace(self, memory=tuple(layer.keep(photos) for layer in self.memory), words=words)
 
 
 @dataclass(frozen=True)
@@ -207,6 +218,9 @@ class EnsembleCache:
     def reorder(self, beams: Tensor) -> EnsembleCache:
         return replace(self, members=tuple(member.reorder(beams) for member in self.members))
 
+    def keep(self, photos: Tensor) -> EnsembleCache:
+        return EnsembleCache(tuple(member.keep(photos) for member in self.members), self.shares[photos])
+
 
 CacheLike = Cache | EnsembleCache
 
@@ -215,6 +229,8 @@ CacheLike = Cache | EnsembleCache
 class Word:
     text: str
     logprob: float
+    confidence: float
+    """share of such words that people use too: the word's probability, calibrated on val"""
     views: Mapping[str, float] | None
     """view → weight (last decoder layer, mean over heads); sums to 1; None where the variant has no weights"""
 
@@ -224,5 +240,7 @@ class Caption:
     text: str
     words: tuple[Word, ...]
     logprob: float
+    confidence: float
+    """mean of its words': the share of them that people would use too"""
     n_best: tuple[Caption, ...] = ()
     """the other beams, most probable first"""

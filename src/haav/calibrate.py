@@ -1,0 +1,69 @@
+"""How sure to be of a word: its probability, fitted to how often people use such a word of the same photo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from haav.config import ConfidenceConfig
+
+
+def confidence(logprob: float, settings: ConfidenceConfig) -> float:
+    return float(confidences([logprob], settings)[0])
+
+
+def confidences(logprobs: ArrayLike, settings: ConfidenceConfig) -> NDArray[np.float64]:
+    """sigmoid(offset + slope · logit(p))"""
+    return _sigmoid(settings.offset + settings.slope * _logits(np.asarray(logprobs, dtype=np.float64)))
+
+
+def fit(logprobs: ArrayLike, used: ArrayLike, steps: int = 50) -> ConfidenceConfig:
+    """The offset and slope under which the words that people used are the most probable (Newton's method)."""
+    x = np.stack([np.ones(len(np.asarray(logprobs))), _logits(np.asarray(logprobs, dtype=np.float64))], axis=1)
+    y = np.asarray(used, dtype=np.float64)
+    best = np.array([0.0, 1.0])
+    for _ in range(steps):
+        p = _sigmoid(x @ best)
+        # A touch of ridge keeps the step finite where all words are used, or none.
+        slope = x.T @ (x * (p * (1 - p))[:, None]) + 1e-6 * len(y) * np.eye(2)
+        move = np.linalg.solve(slope, x.T @ (y - p) - 1e-6 * len(y) * (best - [0.0, 1.0]))
+        best = best + move
+        if np.abs(move).max() < 1e-9:
+            break
+    return ConfidenceConfig(offset=float(best[0]), slope=float(best[1]))
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Words of similar confidence."""
+
+    words: int
+    confidence: float
+    used: float
+    """share of them that people used"""
+
+
+def reliability(sure: ArrayLike, used: ArrayLike, bins: int = 15) -> tuple[float, list[Bin]]:
+    """Expected calibration error, and the bins of equal width that it is the weighted mean of."""
+    sure, used = np.asarray(sure, dtype=np.float64), np.asarray(used, dtype=np.float64)
+    place = np.minimum((sure * bins).astype(int), bins - 1)
+    found = [
+        Bin(int(inside.sum()), float(sure[inside].mean()), float(used[inside].mean()))
+        for inside in (place == number for number in range(bins))
+        if inside.any()
+    ]
+    error = sum(part.words * abs(part.confidence - part.used) for part in found) / max(len(sure), 1)
+    return float(error), found
+
+
+def _logits(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log(p / (1 - p)), finite for p = 1"""
+    logprobs = np.clip(logprobs, math.log(1e-12), math.log1p(-1e-7))
+    return logprobs - np.log(-np.expm1(logprobs))
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-np.clip(x, -500, 500)))

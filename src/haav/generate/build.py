@@ -1,0 +1,57 @@
+"""Where the decode settings meet the strategies and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from haav.config import DecodeConfig
+from haav.errors import ConfigError, did_you_mean
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import Strategy
+from haav.generate.rules import Ending, Never, NoRepeats, Rule
+from haav.generate.sample import Sampling
+from haav.text import BOS, DANGLING, PAD, UNK, Vocabulary
+
+MOST_DEMANDS = 4
+"""the banks of a constrained search double with each"""
+
+
+def build_strategy(
+    settings: DecodeConfig,
+    vocabulary: Vocabulary,
+    must: Sequence[str] = (),
+    n_best: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Strategy:
+    """`must`: words to be said, "dog|puppy" for either of them"""
+    demands = [[word_id(word, vocabulary) for word in choices.split("|")] for choices in dict.fromkeys(must)]
+    if settings.method == "sample":
+        if demands:
+            raise ConfigError("words that must be said need decode.method beam: a sample cannot look ahead.")
+        return Sampling(settings.samples, settings.temperature, settings.top_k, settings.top_p, generator)
+    if len(demands) > MOST_DEMANDS:
+        raise ConfigError(f"at most {MOST_DEMANDS} words can be demanded, not {len(demands)}.")
+    return BeamSearch(settings.beam, settings.length_penalty, demands, settings.groups, settings.diversity, n_best)
+
+
+def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[str] = ()) -> list[Rule]:
+    """`never`: words not to be said"""
+    rules: list[Rule] = [Never([PAD, BOS, *([] if settings.allow_unk else [UNK])])]
+    unsaid = [vocabulary.ids[word] for word in never if word in vocabulary.ids]
+    if unsaid:
+        rules.append(Never(unsaid))
+    if settings.no_repeat:
+        rules.append(NoRepeats(settings.no_repeat))
+    dangling = [] if settings.allow_cut else [vocabulary.ids[word] for word in sorted(DANGLING & vocabulary.ids.keys())]
+    if settings.min_words or not settings.allow_cut:
+        rules.append(Ending(settings.min_words, dangling))
+    return rules
+
+
+def word_id(word: str, vocabulary: Vocabulary) -> int:
+    found = vocabulary.ids.get(word.strip().lower())
+    if found is None or found in (UNK, PAD, BOS):
+        raise ConfigError(f"the model does not know the word '{word}'.{did_you_mean(word, vocabulary.words)}")
+    return found

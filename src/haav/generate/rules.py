@@ -1,0 +1,68 @@
+"""Which words may not come next. A rule looks at the words so far; it forbids, it never prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from haav.text import EOS
+
+
+class Rule(Protocol):
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        """Set scores (B, C, words) to -inf in place, given the words (B, C, T) so far.
+
+        `room`: how many words fit, the one to be chosen among them.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Never:
+    """Words that are not to be said, whatever the model thinks of them."""
+
+    ids: Sequence[int]
+
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        scores[..., list(self.ids)] = -torch.inf
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A caption ends in time, has its least words, and does not stop short ("a man with a")."""
+
+    min_words: int = 0
+    dangling: Sequence[int] = ()
+    """words that no caption ends with"""
+
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        if room == 1:
+            scores[..., :EOS] = scores[..., EOS + 1 :] = -torch.inf
+        elif room == 2 and self.dangling:
+            scores[..., list(self.dangling)] = -torch.inf
+        if room > 1 and words.shape[2] < self.min_words:
+            scores[..., EOS] = -torch.inf
+        if self.dangling and words.shape[2]:
+            hanging = torch.isin(words[..., -1], words.new_tensor(self.dangling))
+            scores[..., EOS].masked_fill_(hanging, -torch.inf)
+
+
+@dataclass(frozen=True)
+class NoRepeats:
+    """No `length` words in a row are said twice."""
+
+    length: int
+
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        before = self.length - 1
+        if words.shape[2] < self.length:
+            return
+        windows = words.unfold(2, self.length, 1)
+        said = (windows[..., :before] == words[:, :, None, words.shape[2] - before :]).all(dim=-1)
+        # Where the last words have not been said before, the "repeated" word is <eos>'s own score again.
+        repeated = windows[..., -1].where(said, EOS)
+        scores.scatter_(2, repeated, scores.gather(2, repeated).masked_fill(said & (repeated != EOS), -torch.inf))

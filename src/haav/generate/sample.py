@@ -1,0 +1,58 @@
+"""Captions drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haav.generate.loop import Choice, Generated
+from haav.text import PAD
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`samples` captions of a photo, drawn word by word, each for itself."""
+
+    samples: int = 1
+    temperature: float = 1.0
+    """below 1: nearer to the most probable word"""
+    top_k: int = 0
+    """draw among so many most probable words; 0: among all"""
+    top_p: float = 1.0
+    """draw among the most probable words that make up this much probability, at least one"""
+    generator: torch.Generator | None = None
+
+    def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
+        photos, known, _ = logprobs.shape
+        # Before the first word there is one caption a photo, which all samples go on from.
+        parents = torch.arange(self.samples, device=logprobs.device).clamp(max=known - 1).expand(photos, -1)
+        chances = self.chances(logprobs)
+        if known < self.samples:
+            chances = chances.expand(-1, self.samples, -1)
+        words = torch.multinomial(chances.flatten(0, 1), 1, generator=self.generator).view(photos, self.samples)
+        own = logprobs[torch.arange(photos, device=words.device)[:, None], parents, words]
+        return Choice(parents, words, own)
+
+    def chances(self, logprobs: Tensor) -> Tensor:
+        """What words are drawn with. A caption that rules leave no word for is given <pad>, and is none."""
+        scores = logprobs / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            least = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        chances = scores.softmax(dim=-1)
+        if self.top_p < 1:
+            ranked, words = chances.sort(dim=-1, descending=True)
+            ranked = ranked.masked_fill(ranked.cumsum(dim=-1) - ranked >= self.top_p, 0.0)
+            chances = torch.zeros_like(chances).scatter(-1, words, ranked)
+        dead = logprobs.isneginf().all(dim=-1)
+        chances[dead] = 0.0
+        chances[..., PAD].masked_fill_(dead, 1.0)
+        return chances
+
+    def settled(self, captions: Generated, max_words: int) -> Tensor:
+        return captions.ended.all(dim=1)
+
+    def result(self, captions: Generated) -> Tensor:
+        return captions.scores.argsort(dim=1, descending=True, stable=True)
