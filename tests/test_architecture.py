@@ -26,10 +26,10 @@ LAYERS = (
         "evaluate",
         "calibrate",
     ),
-    ("presets", "generate", "pretrained", "data", "extract", "importers", "shards"),
+    ("presets", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),
     ("train", "retrieval"),
     ("captioner",),
-    ("convert", "describe"),
+    ("convert", "describe", "predict"),
     ("terminal",),
     ("cli",),
 )

@@ -39,6 +39,32 @@ class Captioner:
     def from_pretrained(cls, directory: str | Path, device: torch.device | str = "cpu") -> Captioner:
         return cls(*load_pretrained(directory, device))
 
+    @classmethod
+    def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
+        """One captioner that averages the word probabilities of several; they need the same words, not the same views.
+
+        Decode settings and confidence are the first one's.
+        """
+        first, *others = captioners
+        if not others:
+            return first
+        for other in others:
+            if other.vocabulary != first.vocabulary:
+                raise ConfigError(
+                    f"an ensemble needs one vocabulary; these have {len(first.vocabulary):,} and "
+                    f"{len(other.vocabulary):,} words, or other words at the same places."
+                )
+        most = min(captioner.config.model.max_words for captioner in captioners)
+        config = override(first.config, "model", {"max_words": most}) if others else first.config
+        return cls(
+            Ensemble([captioner.model for captioner in captioners]) if others else first.model, config, first.vocabulary
+        )
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The views it reads, by name"""
+        return tuple(dict.fromkeys(name for member in self.model.members for name in member.encoding.embed.names))
+
     def save_pretrained(self, directory: str | Path) -> None:
         save_pretrained(directory, self.model, self.config, self.vocabulary)
 

@@ -15,10 +15,13 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from haav import __version__
 from haav.errors import ConfigError, HaavError, did_you_mean, unknown
+
+if TYPE_CHECKING:
+    from haav.captioner import Captioner
 
 Overrides = list[tuple[str, str]]
 """dotted flags as they were typed, with their values"""
@@ -246,6 +249,119 @@ def bridge(
     return 0
 
 
+def predict(
+    *,
+    model: Annotated[str, "model directory; several with commas: an ensemble"],
+    store: Annotated[str, "view store with the photos' views"],
+    dataset: Annotated[str, "data set whose photos are captioned"],
+    out: Annotated[str, "file to write"],
+    split: Annotated[str, "train, val or test"] = "val",
+    format: Annotated[str, "coco: results by file name; coco-server: by COCO's numbers, as its server wants"] = "coco",
+    batch: Annotated[int, "photos at once"] = 50,
+    overrides: Overrides | None = None,
+) -> int:
+    """Caption the photos of a split from their stored views."""
+    from haav import predict, terminal
+    from haav.data.annotations import load_dataset
+    from haav.predictions import FORMATS, save_predictions
+    from haav.store import Store
+
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    captioner = _load_captioner(model, overrides)
+    photos = load_dataset(dataset).split(split)
+    if not photos:
+        raise ConfigError(f"{dataset} has no photos in split '{split}'.")
+    with Store(store) as opened, terminal.progress("photos") as progress:
+        found = predict.predict(captioner, opened, photos, batch, progress)
+        captions = {photo: caption.text for photo, caption in found}
+    save_predictions(out, captions, photos, format)
+    print(f"{out}: {len(captions):,} captions.")
+    return 0
+
+
+def calibrate(
+    model: Annotated[str, "model directory; its confidence is fitted and saved"],
+    *,
+    store: Annotated[str, "view store with the photos' views"],
+    dataset: Annotated[str, "data set with references"],
+    split: Annotated[str, "split to fit on: val"] = "val",
+    overrides: Overrides | None = None,
+) -> int:
+    """Fit the confidence of words to how often people use them of the same photo; report the calibration error."""
+    from haav import predict, terminal
+    from haav.data.annotations import load_dataset
+    from haav.store import Store
+
+    if split == "test":
+        raise ConfigError("confidence is fitted on val, never on test.")
+    captioner = _load_captioner(model, overrides)
+    photos = load_dataset(dataset).split(split)
+    with Store(store) as opened, terminal.progress("photos") as progress:
+        captions = dict(predict.predict(captioner, opened, photos, progress=progress))
+    settings, report = predict.calibrate(captions, photos)
+    predict.with_confidence(captioner, settings).save_pretrained(model)
+    _print_json({"offset": settings.offset, "slope": settings.slope, **report})
+    return 0
+
+
+def evaluate(
+    *,
+    predictions: Annotated[str, "captions: COCO results, JSONL or {id: caption}"],
+    references: Annotated[str, "COCO captions JSON, Karpathy JSON, {id: [captions]}, CSV or JSONL"],
+    split: Annotated[str | None, "split of the references, where they have several"] = None,
+    compare: Annotated[str | None, "another file of captions of the same photos"] = None,
+    objects: Annotated[str | None, "for hallucination (CHAIR): JSON {id: [names of what is there]}"] = None,
+    skip: Annotated[str, "metrics to leave out: METEOR, SPICE"] = "",
+    json: Annotated[bool, "print JSON"] = False,
+) -> int:
+    """Score captions: BLEU, METEOR, ROUGE-L, CIDEr, SPICE with 95 % intervals; compare two files of them."""
+    from dataclasses import asdict
+
+    from haav import terminal
+    from haav.evaluate.scores import SLOW
+    from haav.evaluate.scores import compare as compare_reports
+    from haav.evaluate.scores import evaluate as score
+    from haav.predictions import load_objects, load_predictions, load_references, match
+
+    for name in _listed(skip):
+        if name not in SLOW:
+            raise ConfigError(unknown("metric to leave out", name, SLOW))
+    photos = load_references(references, split)
+    wanted = {photo.id: photo.captions for photo in photos}
+    labels = load_objects(objects, photos) if objects else None
+    files = [predictions, *([compare] if compare else [])]
+    said = [match(load_predictions(path), photos) for path in files]  # all are read before any is scored
+    first, *others = (score(captions, wanted, labels, _listed(skip)) for captions in said)
+    second = others[0] if others else None
+    differences = compare_reports(first, second) if second else None
+    if json:
+        data = first.to_json()
+        if second and differences:
+            data["compare"] = second.to_json()
+            data["difference"] = {name: asdict(found) for name, found in differences.items()}
+        _print_json(data)
+    else:
+        terminal.print_report(first, second, differences)
+    return 0
+
+
+def _load_captioner(paths: str, overrides: Overrides | None) -> Captioner:
+    from haav.captioner import Captioner
+    from haav.config import override
+    from haav.presets import flags_from
+
+    captioner = Captioner.ensemble([Captioner.from_pretrained(path) for path in _listed(paths)])
+    decode = {}
+    for (section, *rest), given in flags_from(overrides or []).items():
+        if section != "decode":
+            raise ConfigError(f"'{given.spelling}' cannot be changed once a model is trained; --decode.… can.")
+        decode[".".join(rest)] = given.value
+    if decode:
+        captioner = Captioner(captioner.model, override(captioner.config, "decode", decode), captioner.vocabulary)
+    return captioner
+
+
 def _listed(value: str) -> list[str]:
     return [part for part in value.split(",") if part]
 
@@ -259,6 +375,9 @@ VERBS: dict[str, Callable[..., int]] = {
     "dataset": dataset,
     "textdb": textdb,
     "bridge": bridge,
+    "predict": predict,
+    "evaluate": evaluate,
+    "calibrate": calibrate,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from haav.data.annotations import Check
 from haav.describe import Description
+from haav.evaluate.scores import METRICS, Difference, Report
 
 
 @contextmanager
@@ -80,6 +81,36 @@ def print_check(check: Check) -> None:
         console.print(f"[red]{len(check.missing):,} photos are missing, first: {check.missing[0]}[/]")
     if check.shared:
         console.print(f"[red]{len(check.shared):,} photos are shared between splits: {' = '.join(check.shared[0])}[/]")
+
+
+def print_report(
+    report: Report, other: Report | None = None, differences: Mapping[str, Difference] | None = None
+) -> None:
+    """Scores as papers print them, × 100"""
+    console = Console()
+    columns = ("score", "95 % interval", *(("other", "difference", "95 % interval", "p") if other else ()))
+    table = _table("", *columns)
+    for name in METRICS:
+        if name not in report.scores:
+            table.add_row(name, "–")
+            continue
+        score = report.scores[name]
+        row = [f"{100 * score.value:.1f}", f"{100 * score.low:.1f} … {100 * score.high:.1f}"]
+        if other and differences:
+            found = differences[name]
+            row += [f"{100 * other.scores[name].value:.1f}", f"{100 * found.value:+.1f}"]
+            row += [f"{100 * found.low:+.1f} … {100 * found.high:+.1f}", f"{found.p:.3f}"]
+        table.add_row(name, *row)
+    console.print(table)
+    for name, reason in report.reasons.items():
+        console.print(f"{name}: – ({reason})", highlight=False, markup=False)
+    words = _table("", "captions", *(("other",) if other else ()))
+    for name, value in report.wording.items():
+        values = [value, *([other.wording[name]] if other else [])]
+        counted = name in ("words a caption", "vocabulary used")
+        words.add_row(name, *(f"{number:,.1f}" if counted else f"{100 * number:.1f} %" for number in values))
+    console.print(words)
+    console.print(report.signature, style="dim", highlight=False)
 
 
 def print_description(description: Description) -> None:

@@ -27,6 +27,8 @@ class Photo:
     split: str
     captions: tuple[str, ...] = ()
     """none: an unlabelled photo"""
+    coco_id: int | None = None
+    """its number in COCO, where the file says so"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Dataset:
 
 
 def load_dataset(path: str | Path, split: str = "train") -> Dataset:
-    """Karpathy JSON, COCO captions JSON, CSV or JSONL with `image, caption[, split]`, or a folder with captions.txt.
+    """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split]`, or a
+    folder with captions.txt.
 
     `split` names the split of formats that have none. `.gz` is fine for all.
     """
@@ -73,7 +76,7 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     if path.is_dir():
         return _folder(path, split)
     name = path.name.removesuffix(".gz")
-    text = _read(path)
+    text = read_text(path)
     try:
         if name.endswith(".csv"):
             rows: Iterable[Any] = csv.DictReader(io.StringIO(text))
@@ -87,7 +90,13 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
         return _coco(data, path, split)
     if isinstance(data, dict) and isinstance(data.get("images"), list):
         return _karpathy(data, path)
-    raise DataError(f"{path} is neither Karpathy's JSON ('images' with 'sentences') nor COCO's ('annotations').")
+    if isinstance(data, dict) and all(isinstance(texts, list) for texts in data.values()):
+        rows = [{"image": name, "caption": text} for name, texts in data.items() for text in texts or [""]]
+        return _table(rows, path, split)
+    raise DataError(
+        f"{path} is neither Karpathy's JSON ('images' with 'sentences') nor COCO's ('annotations') "
+        "nor {image: [captions]}."
+    )
 
 
 def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
@@ -97,9 +106,11 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
             name = image["filename"]
             split = "train" if image["split"] == "restval" else image["split"]
             captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences", ()))
+            number_in_coco = image.get("cocoid")
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: image {number} lacks {error}.") from None
-        photos.append(Photo(str(name), _split(split, path), captions))
+        coco_id = number_in_coco if isinstance(number_in_coco, int) else None
+        photos.append(Photo(str(name), _split(split, path), captions, coco_id))
     return _unique(photos, path)
 
 
@@ -111,7 +122,9 @@ def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
             captions[names[note["image_id"]]].append(note["caption"].strip())
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not COCO captions JSON: {error} is missing.") from None
-    return _unique([Photo(name, _split(split, path), tuple(texts)) for name, texts in captions.items()], path)
+    numbers = {name: number for number, name in names.items()}
+    split = _split(split, path)
+    return _unique([Photo(name, split, tuple(texts), numbers[name]) for name, texts in captions.items()], path)
 
 
 def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
@@ -135,7 +148,7 @@ def _folder(path: Path, split: str) -> Dataset:
     """captions.txt has `name<TAB>caption`, `name,caption` or Flickr's `name#0<TAB>caption`; others: unlabelled."""
     pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
     known: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
-    for number, line in enumerate(_read(path / "captions.txt").splitlines(), 1):
+    for number, line in enumerate(read_text(path / "captions.txt").splitlines(), 1):
         if not line.strip() or line.lower().replace(" ", "") == "image,caption":
             continue
         image, separator, caption = line.partition("\t" if "\t" in line else ",")
@@ -163,7 +176,7 @@ def _split(name: str, path: Path) -> str:
     return name
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rb") as file:

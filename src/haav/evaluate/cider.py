@@ -1,0 +1,87 @@
+"""CIDEr (Vedantam et al. 2015): how near a caption comes to its references, words weighed by how telling they are.
+
+What COCO's tools print as CIDEr is CIDEr-D: matches are clipped, and captions of another length than the reference
+are marked down. It is also the reward of self-critical training. References are turned into tf-idf vectors once;
+captions are then scored in a few array operations, whatever their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from haav.evaluate.ngrams import ORDERS, Caption, Counts, Ints, NgramTable
+
+SIGMA = 6.0
+
+
+class Cider:
+    def __init__(self, references: Sequence[Sequence[Caption]], per_caption: bool = False) -> None:
+        """`references` of each photo; `per_caption`: documents, whose frequency tells how telling a word is, are
+        captions (the release's way) instead of photos."""
+        self.references = np.array([len(texts) for texts in references], dtype=np.int64)
+        photo = np.repeat(np.arange(len(references)), self.references)
+        self.table = NgramTable([text for texts in references for text in texts])
+        counts = self.table.counts
+        documents = len(photo) if per_caption else len(references)
+        owner = counts.caption if per_caption else photo[counts.caption]
+        frequency = self._document_frequency(owner, counts.gram)
+        self.unseen = math.log(max(documents, 1))
+        self.idf = self.unseen - np.log(np.maximum(frequency, 1))
+        weights, self.norms = self._vectors(counts)
+        self.bigrams = np.maximum(counts.words - 1, 0)
+        # Rows sorted by photo and n-gram, so that a caption's n-grams find those of all its references at once.
+        self.key = photo[counts.caption] * self.table.size + counts.gram
+        order = np.argsort(self.key, kind="stable")
+        self.key, self.weight, self.text = self.key[order], weights[order], counts.caption[order]
+        self.first = np.cumsum(self.references) - self.references
+
+    def score(
+        self, photos: Sequence[int] | Ints, captions: Sequence[Caption], plain: bool = False
+    ) -> NDArray[np.float64]:
+        """(N,) scores of captions of the given photos (by number)
+
+        `plain`: CIDEr as first defined, without clipping and without regard to length.
+        """
+        photo = np.asarray(photos, dtype=np.int64)
+        counts = self.table.count(captions)
+        weights, norms = self._vectors(counts)
+        known = np.flatnonzero(counts.gram < self.table.size)
+        wanted = photo[counts.caption[known]] * self.table.size + counts.gram[known]
+        low, high = np.searchsorted(self.key, wanted, "left"), np.searchsorted(self.key, wanted, "right")
+        found = high - low
+        # One row for each n-gram of a caption and reference that has it too.
+        row = np.repeat(known, found)
+        match = np.arange(len(row)) + np.repeat(low - (np.cumsum(found) - found), found)
+        own, other = weights[row], self.weight[match]
+        product = (own if plain else np.minimum(own, other)) * other
+        pairs = self.references[photo]
+        start = np.cumsum(pairs) - pairs
+        pair = start[counts.caption[row]] + self.text[match] - self.first[photo[counts.caption[row]]]
+        cells = pair * ORDERS + counts.order[row]
+        total = (
+            np.bincount(cells, weights=product, minlength=int(pairs.sum()) * ORDERS).reshape(-1, ORDERS).astype(float)
+        )
+        caption = np.repeat(np.arange(len(captions)), pairs)
+        text = np.arange(len(caption)) - start[caption] + self.first[photo[caption]]
+        scale = norms[caption] * self.norms[text]
+        cosine = np.divide(total, scale, out=np.zeros_like(total), where=scale != 0).mean(axis=1)
+        if not plain:
+            difference = np.maximum(counts.words - 1, 0)[caption] - self.bigrams[text]
+            cosine = cosine * np.exp(-(difference**2) / (2 * SIGMA**2))
+        return np.asarray(10 * np.bincount(caption, weights=cosine, minlength=len(captions)) / np.maximum(pairs, 1))
+
+    def _vectors(self, counts: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """tf-idf of each n-gram of each caption, and (captions, 4) lengths of the vectors"""
+        known = counts.gram < self.table.size
+        idf = np.full(len(counts.gram), self.unseen)
+        idf[known] = self.idf[counts.gram[known]]
+        weights = counts.count * idf
+        return weights, np.sqrt(counts.sums(weights**2))
+
+    def _document_frequency(self, document: Ints, gram: Ints) -> Ints:
+        distinct = np.unique(document * self.table.size + gram)
+        return np.bincount(distinct % max(self.table.size, 1), minlength=self.table.size)

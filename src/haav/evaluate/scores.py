@@ -1,0 +1,198 @@
+"""Captions against references: every metric with its interval, and two sets of captions compared fairly.
+
+Each metric is a table: statistics of each photo, and the score of their sums. A bootstrap draws photos with
+replacement, so its scores are those of weighted sums, a matrix product away. CIDEr keeps the document frequencies
+of all references in every draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from haav import __version__
+from haav.errors import DataError
+from haav.evaluate import meteor, spice
+from haav.evaluate.bleu import bleu, bleu_stats
+from haav.evaluate.chair import chair
+from haav.evaluate.cider import Cider
+from haav.evaluate.ptb import tokenize
+from haav.evaluate.rouge import rouge_l
+from haav.evaluate.wording import wording
+
+METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+SLOW = ("METEOR", "SPICE")
+"""can be left out; the others take a second for thousands of photos"""
+RESAMPLES = 1000
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metric:
+    names: tuple[str, ...]
+    stats: Floats
+    """(photos, F)"""
+    score: Callable[[Floats], Floats]
+    """(…, F) sums → (…, names)"""
+
+    @classmethod
+    def mean(cls, name: str, values: Sequence[float] | Floats) -> Metric:
+        """A metric that is the mean of its photos'"""
+        table = np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], axis=1)
+        return cls((name,), table, lambda sums: sums[..., :1] / sums[..., 1:])
+
+
+@dataclass(frozen=True)
+class Score:
+    value: float
+    low: float
+    high: float
+    """95 % of bootstrap samples lie between"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    value: float
+    """the second's score minus the first's"""
+    low: float
+    high: float
+    p: float
+    """two-sided: how easily a difference of this sign would come from which photos happened to be there"""
+
+
+@dataclass(frozen=True)
+class Report:
+    scores: Mapping[str, Score]
+    reasons: Mapping[str, str]
+    """metrics that could not run, and why"""
+    wording: Mapping[str, float]
+    photos: int
+    signature: str
+    metrics: tuple[Metric, ...] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: self.scores[name].value if name in self.scores else None for name in METRICS}
+        others = {name: score.value for name, score in self.scores.items() if name not in values}
+        intervals = {name: [score.low, score.high] for name, score in self.scores.items()}
+        return {
+            **values,
+            **others,
+            "intervals": intervals,
+            "reasons": dict(self.reasons),
+            "wording": dict(self.wording),
+            "photos": self.photos,
+            "signature": self.signature,
+        }
+
+
+def evaluate(
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    objects: Mapping[str, Sequence[str]] | None = None,
+    skip: Sequence[str] = (),
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Report:
+    """`captions` and `references` by photo, of the same photos; `objects`: names of what is in each, for CHAIR;
+    `skip`: any of `SLOW`
+    """
+    if captions.keys() != references.keys():
+        raise DataError("captions and references are not of the same photos.")
+    photos = [photo for photo, texts in references.items() if texts]
+    if len(photos) < len(references) or not photos:
+        raise DataError(
+            f"{len(references) - len(photos):,} of {len(references):,} photos have no reference to score by."
+        )
+    said = [tokenize(captions[photo]) for photo in photos]
+    wanted = [[tokenize(text) for text in references[photo]] for photo in photos]
+    metrics, reasons = _measure(said, wanted, skip)
+    scores: dict[str, Score] = {}
+    for metric in metrics:
+        whole = metric.score(metric.stats.sum(axis=0))
+        low, high = np.percentile(_resampled(metric, resamples, seed), [2.5, 97.5], axis=0)
+        for number, name in enumerate(metric.names):
+            scores[name] = Score(float(whole[number]), float(low[number]), float(high[number]))
+    notes = wording(said)
+    notes["<unk>"] = sum("<unk>" in captions[photo] for photo in photos) / len(photos)
+    if objects is not None:
+        notes |= chair(said, [objects.get(photo, ()) for photo in photos], wanted)
+    return Report(scores, reasons, notes, len(photos), _signature(wanted, resamples, seed), tuple(metrics))
+
+
+def compare(first: Report, second: Report, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Difference]:
+    """The second's scores against the first's, both over the same draws of the same photos."""
+    differences: dict[str, Difference] = {}
+    for one, other in zip(first.metrics, second.metrics, strict=True):
+        if one.stats.shape != other.stats.shape:
+            raise DataError("two reports can be compared only over the same photos.")
+        whole = other.score(other.stats.sum(axis=0)) - one.score(one.stats.sum(axis=0))
+        draws = _resampled(other, resamples, seed) - _resampled(one, resamples, seed)
+        low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+        p = np.minimum(1, 2 * np.minimum((draws <= 0).mean(axis=0), (draws >= 0).mean(axis=0)))
+        for number, name in enumerate(one.names):
+            values = (float(array[number]) for array in (whole, low, high, p))
+            differences[name] = Difference(*values)
+    return differences
+
+
+def _measure(
+    said: list[list[str]], wanted: list[list[list[str]]], skip: Sequence[str]
+) -> tuple[list[Metric], dict[str, str]]:
+    # COCO's n-gram metrics split words at no-break spaces, its ROUGE-L does not.
+    split = [_at_spaces(words) for words in said]
+    cider = Cider([[_at_spaces(words) for words in texts] for texts in wanted])
+    photo = np.repeat(np.arange(len(wanted)), cider.references)
+    metrics = [
+        Metric(METRICS[:4], bleu_stats(cider.table.count(split), cider.table.counts, photo), bleu),
+        Metric.mean("ROUGE-L", [rouge_l(words, texts) for words, texts in zip(said, wanted, strict=True)]),
+        Metric.mean("CIDEr", cider.score(range(len(split)), split)),
+        Metric.mean("CIDEr-plain", cider.score(range(len(split)), split, plain=True)),
+    ]
+    reasons = dict.fromkeys(skip, "left out")
+    joined = [" ".join(words) for words in said]
+    texts_of = [[" ".join(words) for words in texts] for texts in wanted]
+    if "METEOR" not in skip:
+        try:
+            stats = meteor.meteor_stats(joined, texts_of)
+            metrics.append(Metric(("METEOR",), stats, lambda sums: meteor.score(sums)[..., None]))
+        except DataError as error:
+            reasons["METEOR"] = str(error).replace("\n ", "")
+    if "SPICE" not in skip:
+        reason = spice.missing()
+        if reason:
+            reasons["SPICE"] = reason
+        else:
+            metrics.append(Metric.mean("SPICE", spice.spice(joined, texts_of)))
+    return metrics, reasons
+
+
+def _at_spaces(words: list[str]) -> list[str]:
+    return " ".join(words).split()
+
+
+def _resampled(metric: Metric, resamples: int, seed: int, at_once: int = 100) -> Floats:
+    """(resamples, names): scores of photos drawn with replacement; the same seed draws the same photos"""
+    photos = len(metric.stats)
+    rng = np.random.default_rng(seed)
+    parts = []
+    for start in range(0, resamples, at_once):
+        drawn = rng.multinomial(photos, np.full(photos, 1 / photos), size=min(at_once, resamples - start))
+        parts.append(metric.score(drawn.astype(np.float64) @ metric.stats))
+    return np.concatenate(parts)
+
+
+def _signature(wanted: Sequence[Sequence[Any]], resamples: int, seed: int) -> str:
+    """What two scores must share to be compared"""
+    counts = sorted({len(texts) for texts in wanted})
+    each = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
+    mean = sum(map(len, wanted)) / len(wanted)
+    return (
+        f"haav {__version__} | tokens PTB (CoreNLP 3.4.1), lower case, no punctuation | {len(wanted)} photos | "
+        f"references {each} a photo (mean {mean:.2f}) | BLEU closest length | CIDEr = CIDEr-D, document frequency of "
+        f"these references by photo | METEOR 1.5 en -norm | bootstrap {resamples}, seed {seed}"
+    )

@@ -1,0 +1,59 @@
+"""SPICE (Anderson et al. 2016) by its own jar, where Java and the parser's models are there.
+
+The jar rides in pycocoevalcap's wheel; the models of CoreNLP 3.6.0 that it needs do not (they are 340 MB).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from haav.errors import DataError
+
+MODELS = "stanford-corenlp-3.6.0-models.jar"
+MINUTES = 60
+
+
+def missing() -> str | None:
+    """Why SPICE cannot run here, or None if it can."""
+    found = find_spec("pycocoevalcap")
+    if found is None or not found.submodule_search_locations:
+        return 'pycocoevalcap not found: pip install "haav[coco]"'
+    if shutil.which("java") is None:
+        return "java not found"
+    folder = _folder()
+    if not (folder / "lib" / MODELS).is_file():
+        return f"CoreNLP models not found: put {MODELS} into {folder / 'lib'}"
+    return None
+
+
+def spice(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    """F-score of each caption's scene graph; NaN from the parser counts as 0, as in COCO's tools."""
+    reason = missing()
+    if reason:
+        raise DataError(f"SPICE cannot run: {reason}.")
+    entries = [
+        {"image_id": number, "test": text, "refs": list(texts)}
+        for number, (text, texts) in enumerate(zip(captions, references, strict=True))
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        given, found = Path(scratch, "in.json"), Path(scratch, "out.json")
+        given.write_text(json.dumps(entries))
+        command = ["java", "-jar", "-Xmx8G", "spice-1.0.jar", str(given), "-out", str(found), "-subset", "-silent"]
+        run = subprocess.run(command, cwd=_folder(), capture_output=True, text=True, timeout=MINUTES * 60, check=False)
+        if run.returncode or not found.exists():
+            raise DataError(f"SPICE's jar failed: {run.stderr.strip()[-300:]}")
+        scores = {entry["image_id"]: entry["scores"]["All"]["f"] for entry in json.loads(found.read_text())}
+    return [float(scores[number] or 0) if scores[number] == scores[number] else 0.0 for number in range(len(entries))]
+
+
+def _folder() -> Path:
+    found = find_spec("pycocoevalcap")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0]) / "spice"

@@ -1,0 +1,128 @@
+"""Captions that a model wrote: files of them, and which photo of a data set each is of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from haav.data.annotations import Photo, load_dataset, read_text
+from haav.errors import ConfigError, DataError
+from haav.files import write_atomically
+
+FORMATS = ("coco", "coco-server")
+
+
+def load_predictions(path: str | Path) -> dict[str, str]:
+    """COCO results `[{"image_id", "caption"}]`, the same as JSONL, or `{id: caption}`; `.gz` is fine."""
+    path = Path(path)
+    text = read_text(path)
+    try:
+        if path.name.removesuffix(".gz").endswith(".jsonl"):
+            data: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not whole JSON: {error}.") from None
+    if isinstance(data, dict):
+        data = [{"image_id": name, "caption": caption} for name, caption in data.items()]
+    if not isinstance(data, list):
+        raise DataError(f'{path} must be a list of {{"image_id": …, "caption": …}} or {{id: caption}}.')
+    captions: dict[str, str] = {}
+    for number, row in enumerate(data, 1):
+        name = (
+            next((row[key] for key in ("image_id", "image", "id") if key in row), None)
+            if isinstance(row, dict)
+            else None
+        )
+        if not isinstance(name, (str, int)) or isinstance(name, bool) or not isinstance(row.get("caption"), str):
+            raise DataError(f"{path}: entry {number} must have 'image_id' and a text 'caption', not {_short(row)}.")
+        if str(name) in captions:
+            raise DataError(f"{path}: '{name}' has more than one caption.")
+        captions[str(name)] = row["caption"]
+    return captions
+
+
+def load_references(path: str | Path, split: str | None = None) -> tuple[Photo, ...]:
+    """The photos of a split; a file with one split needs no name for it."""
+    dataset = load_dataset(path, split or "train")
+    splits = sorted({photo.split for photo in dataset.photos})
+    if split is None and len(splits) > 1:
+        raise ConfigError(f"{path} has the splits {', '.join(splits)}: say which with --split.")
+    photos = dataset.photos if split is None else dataset.split(split)
+    if not photos:
+        raise DataError(f"{path} has no photos in split '{split}', only in: {', '.join(splits) or 'none'}.")
+    return photos
+
+
+def load_objects(path: str | Path, photos: Sequence[Photo]) -> dict[str, tuple[str, ...]]:
+    """`{id: [names]}`; a photo that is not named has none"""
+    try:
+        data = json.loads(read_text(Path(path)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not whole JSON: {error}.") from None
+    if not isinstance(data, dict) or not all(isinstance(names, list) for names in data.values()):
+        raise DataError(f"{path} must be {{id: [names of what is in the photo]}}.")
+    known = _by_id(data, photos)
+    return {known[name]: tuple(map(str, names)) for name, names in data.items() if name in known}
+
+
+def save_predictions(
+    path: str | Path, captions: Mapping[str, str], photos: Sequence[Photo], form: str = "coco"
+) -> None:
+    """`coco`: COCO results with the photos' names; `coco-server`: with their numbers, as the MS-COCO server wants."""
+    numbers = {photo.id: _coco_number(photo) for photo in photos} if form == "coco-server" else {}
+    nameless = [name for name in captions if form == "coco-server" and numbers.get(name) is None]
+    if nameless:
+        raise DataError(
+            f"the MS-COCO server takes numbers; {len(nameless):,} photos have none (first: {_first(nameless)}).\n"
+            "  They come from 'cocoid' or 'id' of the annotations, or from a name like COCO_val2014_000000391895.jpg."
+        )
+    rows = [{"image_id": numbers.get(name, name), "caption": caption} for name, caption in captions.items()]
+    write_atomically(Path(path), lambda file: file.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8"))
+
+
+def match(captions: Mapping[str, str], photos: Sequence[Photo]) -> dict[str, str]:
+    """Captions by the photos' own ids, in the photos' order. Ids may be file names, with or without what follows the
+    dot, or COCO's numbers; whichever fits most photos is meant. Missing and surplus ids are errors."""
+    known = _by_id(captions, photos)
+    surplus = [name for name in captions if name not in known]
+    found = {known[name]: caption for name, caption in captions.items() if name in known}
+    missing = [photo.id for photo in photos if photo.id not in found]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing):,} of {len(photos):,} photos have no caption (first: {_first(missing)})")
+    if surplus:
+        problems.append(f"{len(surplus):,} captions are of photos that have no references (first: {_first(surplus)})")
+    if problems:
+        raise DataError("; ".join(problems) + ".\n  Is it the right split? See --split.")
+    return {photo.id: found[photo.id] for photo in photos}
+
+
+def _by_id(given: Mapping[str, Any], photos: Sequence[Photo]) -> dict[str, str]:
+    """The way of naming photos that most of the given names fit → the photos' own ids"""
+    kinds = (
+        {photo.id: photo.id for photo in photos},
+        {PurePath(photo.id).stem: photo.id for photo in photos},
+        {str(number): photo.id for photo in photos if (number := _coco_number(photo)) is not None},
+    )
+    return max(kinds, key=lambda kind: len(kind.keys() & given.keys()))
+
+
+def _coco_number(photo: Photo) -> int | None:
+    """From the annotations, else from a name in COCO's own style"""
+    if photo.coco_id is not None:
+        return photo.coco_id
+    named = re.fullmatch(r"(?:COCO_\w+_)?0*(\d{1,12})", PurePath(photo.id).stem)
+    return int(named[1]) if named else None
+
+
+def _first(names: Iterable[str], count: int = 3) -> str:
+    return ", ".join(list(names)[:count])
+
+
+def _short(row: Any) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"
