@@ -45,8 +45,8 @@ def test_cocos_json(tmp_path: Path) -> None:
     }
     (tmp_path / "c.json").write_text(json.dumps(data))
     assert load_dataset(tmp_path / "c.json", split="val").photos == (
-        Photo("a.jpg", "val", ("one", "two")),
-        Photo("b.jpg", "val"),
+        Photo("a.jpg", "val", ("one", "two"), 7),
+        Photo("b.jpg", "val", (), 8),
     )
 
 
