@@ -2,12 +2,13 @@
 # make lint    ruff and mypy
 # make test    all tests but the slow ones; sets up first if needed
 # make test-all  the slow ones too
+# make bench   what is claimed about speed, as ratios in one run
 
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup lint test test-all
+.PHONY: help setup lint test test-all bench
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -31,3 +32,6 @@ test: setup
 
 test-all: setup
 	$(VENV)/bin/python -m pytest -n 2 -m "slow or not slow"
+
+bench: setup
+	$(VENV)/bin/python -m benchmarks

@@ -25,6 +25,8 @@ def test_readme_commands_and_code_run_in_order(tmp_path: Path) -> None:
     for colour in ("red", "green"):
         Image.new("RGB", (60, 40), colour).save(tmp_path / "photos" / f"{colour}.png")
     shutil.copytree(ROOT / "tests" / "golden", tmp_path / "tests" / "golden")
+    (tmp_path / "captions.json").write_text('{"a": "a dog on a beach", "b": "two cats"}')
+    (tmp_path / "references.json").write_text('{"a": ["a dog runs on a beach"], "b": ["two cats on a bed", "cats"]}')
     commands = [line[2:] for block in blocks("README.md", "console") for line in block.splitlines()]
     ours = [command for command in commands if command.startswith(".venv/bin/haav ")]
     assert len(ours) >= 4
@@ -64,7 +66,8 @@ assert not torch.allclose(logits, model(views, captions).logits)
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md", "docs/views.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md", "docs/views.md", "docs/captions.md"],
 )
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):

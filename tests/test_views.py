@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from haav.errors import ConfigError, ViewError
 from haav.images import load_image
 from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, build_extractor, efficientnet, yolo
+from haav.views import Extractor, PhotoBatch, build_extractor, efficientnet, folded, yolo
 from haav.views.objects import MAX_OVERLAP, MIN_SCORE, suppress
 from haav.views.pooling import RegionPool
 from haav.views.regions import CROPS, crops
@@ -61,6 +61,21 @@ def test_extractors_keep_their_word(name: str, batch: PhotoBatch, photos: dict[s
             assert (view.boxes[:, 2:] > view.boxes[:, :2]).all()
     alone = extractor.extract(PhotoBatch(["x"], [photos["coffee.png"]]))[0]
     assert_close(alone.tokens, views[2].tokens, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu6", "leaky"])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "groups", "padding"), [(1, 1, 1, 0), (3, 2, 1, -1), (5, 1, 4, -1), (3, 2, 1, 1)]
+)
+def test_fused_and_plain_convolutions_agree(
+    monkeypatch: pytest.MonkeyPatch, activation: str, kernel: int, stride: int, groups: int, padding: int
+) -> None:
+    weight = torch.randn(8, 4 // groups, kernel, kernel)
+    conv = folded.FoldedConv(weight, torch.randn(8), stride, groups, activation, padding)
+    x = 3 * torch.randn(2, 4, 13, 10).contiguous(memory_format=torch.channels_last)
+    found = conv(x)
+    monkeypatch.setattr(folded, "_FUSED", None)
+    assert_close(found, conv(x), atol=1e-4, rtol=1e-4)
 
 
 def test_efficientnet_is_the_published_network(photos: dict[str, Image.Image]) -> None:

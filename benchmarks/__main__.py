@@ -1,0 +1,137 @@
+"""What the project claims about speed, as ratios in one run: `make bench`, or `python -m benchmarks [name …]`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.plain import plain_beam_search
+
+from haav.evaluate.reward import CiderReward
+from haav.evaluate.scores import SLOW, evaluate
+from haav.generate import BeamSearch, generate
+from haav.model.build import build_model
+from haav.presets import load_config
+from haav.types import View
+
+
+def seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
+    work()
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def random_captions(photos: int, each: int, seed: int = 0) -> list[list[str]]:
+    """Sentences of 8 to 14 words, common words far more often than rare ones, as in captions"""
+    rng = random.Random(seed)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 8))) for _ in range(8000)]
+    weights = [1 / (rank + 3) for rank in range(len(words))]
+    return [[" ".join(rng.choices(words, weights, k=rng.randint(8, 14))) for _ in range(each)] for _ in range(photos)]
+
+
+def decoding() -> dict[str, Any]:
+    """Beam 5, ten photos, the release's sizes, against the release's way. With random weights no caption ends early."""
+    torch.manual_seed(0)
+    config = load_config("release")
+    model, momentum = (build_model(config.model).eval() for _ in range(2))
+    views = {
+        name: View(
+            torch.randn(10, spec.max_tokens, spec.dim),
+            torch.ones(10, spec.max_tokens, dtype=torch.bool),
+            {index: torch.randint(0, size, (10, spec.max_tokens)) for index, size in spec.indices.items()},
+            torch.rand(10, spec.max_tokens, 4) if spec.boxes else None,
+        )
+        for name, spec in config.model.views.items()
+    }
+
+    def ours(n_best: int | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return generate(model, model.encode(views), BeamSearch(5, n_best=n_best), max_words=20).tokens
+
+    def plain() -> torch.Tensor:
+        return plain_beam_search(model, momentum, views, 5, 20)
+
+    same = torch.equal(ours(), plain()[:, :, : ours().shape[2]])
+    slow, fast = seconds(plain, times=2), seconds(ours)
+    sizes = "/".join(str(spec.max_tokens) for spec in config.model.views.values())
+    return {
+        "what": f"beam 5, 10 photos, views {sizes}, {config.model.vocabulary_size:,} words",
+        "same captions": same,
+        "plain, s": slow,
+        "haav, s": fast,
+        "photos a second": 10 / fast,
+        "times faster": slow / fast,
+    }
+
+
+def reward() -> dict[str, Any]:
+    """200 captions (40 photos × 5), 5 references each, document frequency of 25,000 captions: against pycocoevalcap"""
+    references = {f"p{number}": texts for number, texts in enumerate(random_captions(5000, 5))}
+    score = CiderReward(references, end_token=False)
+    photos = list(references)[:40]
+    captions = [references[f"p{number + 1}"] for number in range(40)]
+    fast = seconds(lambda: score(photos, captions), times=20)
+    found = {"what": "reward of 200 captions, 25,000 captions of document frequency", "haav, ms": 1000 * fast}
+    if shutil.which("java") is None:
+        return found | {"pycocoevalcap": "– (java not found)"}
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    tokenizer, cider = PTBTokenizer(), Cider()
+
+    def theirs() -> None:
+        wanted = {n: [{"caption": text} for text in references[photos[n // 5]]] for n in range(200)}
+        said = {n: [{"caption": captions[n // 5][n % 5]}] for n in range(200)}
+        cider.compute_score(tokenizer.tokenize(wanted), tokenizer.tokenize(said))
+
+    slow = seconds(theirs, times=3)
+    return found | {"pycocoevalcap with its tokenizer, ms": 1000 * slow, "times faster": slow / fast}
+
+
+def scoring() -> dict[str, Any]:
+    """BLEU, ROUGE-L and CIDEr of 5,000 photos with five references, tokenised, without and with the intervals"""
+    references = {f"p{number}": texts for number, texts in enumerate(random_captions(5000, 5))}
+    captions = {photo: texts[0] for photo, texts in references.items()}
+    plain = seconds(lambda: evaluate(captions, references, skip=SLOW, resamples=1), times=2)
+    whole = seconds(lambda: evaluate(captions, references, skip=SLOW), times=1)
+    return {
+        "what": "BLEU, ROUGE-L, CIDEr of 5,000 photos × 5 references",
+        "scores, s": plain,
+        "with 1,000 bootstrap samples, s": whole,
+    }
+
+
+BENCHMARKS = {"decoding": decoding, "reward": reward, "scoring": scoring}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown benchmark '{unknown[0]}'. Available: {', '.join(BENCHMARKS)}.", file=sys.stderr)
+        return 2
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} on {torch.get_num_threads()} threads"
+    )
+    print(machine)
+    for name in names or BENCHMARKS:
+        for key, value in BENCHMARKS[name]().items():
+            print(f"{name:10} {key}: {value:.4g}" if isinstance(value, float) else f"{name:10} {key}: {value}")
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
