@@ -563,7 +563,8 @@ def test_a_step_costs_what_the_formula_says() -> None:
     d, inner, views, layers, tokens = 16, 24, 3, 2, sum(spec.max_tokens + 1 for spec in VIEWS.values())
     itself = 8 * d * d + 4 * d
     within = 2 * d * d + views * 2 * d * d + 4 * d * tokens  # one query for all views
-    across = 4 * d * d + views * 4 * d * d
+    # Lv2: query, output, and the query carried to the keys and back from the values; then 4 heads × 3 views, twice.
+    across = 8 * d * d + 4 * 4 * views * d
     found = describe(tiny_config()).flops
     assert found.step == layers * (itself + within + across + 4 * d * inner) + 2 * d * 23
     assert found.memory == layers * 4 * d * d * tokens

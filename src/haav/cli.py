@@ -402,7 +402,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"haav {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser, required=True)
     for name, function in VERBS.items():
-        doc = inspect.getdoc(function) or ""
+        doc = (inspect.getdoc(function) or "").replace("%", "%%")
         _add_flags(verbs.add_parser(name, help=doc.splitlines()[0], description=doc), function)
     if not arguments:
         parser.print_help()
@@ -465,6 +465,7 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
         kind, doc = typing.get_args(hints[name])
         if doc is type(None):  # Python 3.10 wraps what defaults to None once more
             kind, doc = typing.get_args(kind)
+        doc = doc.replace("%", "%%")
         if typing.get_origin(kind) is types.UnionType:
             (kind,) = [option for option in typing.get_args(kind) if option is not type(None)]
         flag = f"--{name.replace('_', '-')}"

@@ -73,7 +73,7 @@ class Attention(_Projections):
             self.slot_values = nn.Parameter(torch.randn(slots, d_model) / slots)
 
     def remember(self, tokens: Tensor) -> KeyValues:
-        """tokens (..., S, D) → keys and values (..., H, S [+ slots], D/H)"""
+        """tokens (..., S, D) → keys and values (..., H, S [+ slots], D/H), laid out so that no product copies them"""
         keys, values = (split_heads(part, self.heads) for part in self.key_value(tokens).chunk(2, dim=-1))
         if self.slots:
             # The scales are M²'s: slots start as strong as projected tokens.
@@ -81,43 +81,58 @@ class Attention(_Projections):
             slot_values = split_heads(self.slot_values * math.sqrt(self.slots), self.heads).to(values.dtype)
             keys = torch.cat([keys, slot_keys.expand(*keys.shape[:-3], -1, -1, -1)], dim=-2)
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
-        return KeyValues(keys, values)
+        return KeyValues(keys.mT.contiguous().mT, values.contiguous())
 
     def ask(self, query: Tensor) -> Tensor:
         """query (..., N, D) → (..., H, N, D/H): made once when the same query looks at several sequences"""
         return split_heads(self.query(query) * self.scale, self.heads)
 
-    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None, asked: Tensor | None = None) -> Tensor:
-        """query (..., N, D); mask True where looking is allowed, broadcast to (..., H, N, S) → (..., N, D)
-
-        `memory` may have one more leading axis than `query` (encoder layers); so does the result then.
-        """
-        heads = self.ask(query) if asked is None else asked
-        if memory.keys.dim() > heads.dim():
-            heads, query = heads.unsqueeze(1), query.unsqueeze(1)
-        scores = heads @ memory.keys.transpose(-1, -2)
+    def look(self, asked: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
+        """asked (..., H, N, D/H); mask True where looking is allowed, broadcast to (..., H, N, S) → (..., N, D)"""
+        scores = asked @ memory.keys.transpose(-1, -2)
         if mask is not None:
-            hidden = nn.functional.pad(~mask, (0, self.slots), value=False)
+            hidden = nn.functional.pad(~mask, (0, self.slots), value=False) if self.slots else ~mask
             scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        mixed = (scores.softmax(dim=-1) @ memory.values).transpose(-2, -3).flatten(-2)
-        return self.finish(query, mixed)
+        return (scores.softmax(dim=-1) @ memory.values).transpose(-2, -3).flatten(-2)
+
+    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
+        """query (..., N, D) → what it finds, (..., N, D)"""
+        return self.finish(query, self.look(self.ask(query), memory, mask))
 
 
 class SetAttention(_Projections):
     """Every query looks at a handful of items of its own, and the weights are part of the result.
 
-    Used across views (Lv2) and across encoder layers. With so few items the products are a
-    broadcast multiplication; the softmax is always computed in the open.
+    Used across views (Lv2) and across encoder layers. Items of one query serve no other, so it is cheaper to carry
+    the query into their space than the items into the query's: q·(K x) = (Kᵀ q)·x, and Σ w (V x) = V (Σ w x). That
+    is two products a query instead of two an item. The softmax is always computed in the open; the key's bias adds
+    the same to all items, so it falls out.
     """
 
     def forward(self, query: Tensor, items: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """query (..., D), items (..., V, D), mask (..., V) → (..., D), weights (..., H, V)"""
+        """query (..., D), items (..., V, D), mask (..., V) → (..., D), weights (..., H, V)
+
+        `query` may have 1 where `items` has more: then it looks at several sets.
+        """
+        keys, values = (self._by_head(weight) for weight in self.key_value.weight.chunk(2))
         heads = split_heads((self.query(query) * self.scale).unsqueeze(-2), self.heads)
-        keys, values = (split_heads(part, self.heads) for part in self.key_value(items).chunk(2, dim=-1))
-        scores = (heads * keys).sum(dim=-1)
+        looking = _each_head(heads.squeeze(-2), keys)
+        scores = looking @ items.transpose(-1, -2)
         weights = scores.softmax(dim=-1) if mask is None else masked_softmax(scores, mask.unsqueeze(-2))
-        mixed = (weights.unsqueeze(-1) * values).sum(dim=-2).flatten(-2)
-        return self.finish(query, mixed), weights
+        mixed = _each_head(weights @ items, values.transpose(1, 2))
+        bias = self.key_value.bias.chunk(2)[1].view(self.heads, -1)
+        mixed = mixed + (bias if mask is None else bias * mask.any(dim=-1)[..., None, None])
+        return self.finish(query, mixed.flatten(-2)), weights
+
+    def _by_head(self, weight: Tensor) -> Tensor:
+        """(D, D) → (H, D/H, D)"""
+        return weight.view(self.heads, -1, weight.shape[1])
+
+
+def _each_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., H, A), weight (H, A, B) → (..., H, B): a matrix for each head"""
+    flat = x.flatten(0, -3)
+    return (flat.transpose(0, 1) @ weight).transpose(0, 1).view(*x.shape[:-1], weight.shape[2])
 
 
 class FeedForward(nn.Module):

@@ -58,18 +58,14 @@ class TwoTierAggregator(Aggregator):
         return Memory(tuple(sources), encoded.present)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
-        asked = self.within.ask(query)
-        found = torch.stack([self._look(query, asked, source) for source in memory.sources], dim=2)
-        return self.across(query, found, memory.present[:, None])
-
-    def _look(self, query: Tensor, asked: Tensor, source: Source) -> Tensor:
-        """What the query finds in one view, (B, N, D)."""
-        per_layer: Tensor = self.within(query, source.memory, source.mask[:, None, None, None], asked)
+        asked = self.within.ask(query).unsqueeze(1)
+        looks = [self.within.look(asked, view.memory, view.mask[:, None, None, None]) for view in memory.sources]
+        # Each view is looked at for itself, at its own length; what was found goes on as one: (B, N, V, L, D)
+        found = self.within.finish(query[:, :, None, None], torch.stack(looks, dim=1).permute(0, 3, 1, 2, 4))
         if self.across_layers is None:
-            return per_layer.squeeze(1)
-        found: Tensor
-        found, _ = self.across_layers(query, per_layer.transpose(1, 2))
-        return found
+            return self.across(query, found.squeeze(3), memory.present[:, None])
+        chosen, _ = self.across_layers(query[:, :, None], found)
+        return self.across(query, chosen, memory.present[:, None])
 
     @abstractmethod
     def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:

@@ -36,7 +36,10 @@ class ConcatTokensAggregator(Aggregator):
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
-        per_layer: Tensor = self.attention(query, source.memory, source.mask[:, None, None, None])
+        looked = self.attention.look(
+            self.attention.ask(query).unsqueeze(1), source.memory, source.mask[:, None, None, None]
+        )
+        per_layer = self.attention.finish(query.unsqueeze(1), looked)
         if not self.gates:
             return Aggregated(per_layer.squeeze(1), None)
         total = torch.zeros_like(query)
