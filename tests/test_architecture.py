@@ -26,10 +26,10 @@ LAYERS = (
         "evaluate",
         "calibrate",
     ),
-    ("presets", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),
-    ("train", "retrieval"),
+    ("presets", "recipes", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),
+    ("retrieval",),
     ("captioner",),
-    ("convert", "describe", "predict"),
+    ("convert", "describe", "predict", "train"),
     ("terminal",),
     ("cli",),
 )

@@ -249,6 +249,44 @@ def bridge(
     return 0
 
 
+def train(
+    recipe: Annotated[str | None, "a recipe by name (toy, coco-xe, …) or a YAML file; not with --resume"] = None,
+    *,
+    out: Annotated[str | None, "folder for the run"] = None,
+    init: Annotated[str | None, "model directory to start from"] = None,
+    resume: Annotated[str | None, "folder of a run to go on with"] = None,
+    epochs: Annotated[int | None, "with --resume: as many in all instead of the recipe's"] = None,
+    overrides: Overrides | None = None,
+) -> int:
+    """Train a model by a recipe, or go on with a run that was stopped. Ctrl-C saves and stops."""
+    from haav import terminal
+    from haav.presets import flags_from, load_config
+    from haav.recipes import find_recipe
+    from haav.train import loop
+
+    if (recipe is None) == (resume is None):
+        raise ConfigError("give a recipe to begin, or --resume RUN to go on: one of the two.")
+    if resume is not None and (overrides or init or out):
+        raise ConfigError("a resumed run keeps its settings; only --epochs can change.")
+    if recipe is not None and out is None:
+        raise ConfigError("name a folder for the run with --out.")
+    folder = str(resume or out)
+    with terminal.training() as report:
+        if recipe is not None:
+            config = load_config(file=find_recipe(recipe), flags=flags_from(overrides or []))
+            outcome = loop.train(config, folder, init, report)
+        else:
+            outcome = loop.resume(folder, epochs, report)
+    position = outcome.position
+    best = f"best CIDEr on val {100 * position.best:.1f} at step {position.best_step}, in {folder}/best."
+    skipped = f" {position.skipped} steps were skipped: their loss was not finite." if position.skipped else ""
+    if outcome.finished:
+        print(f"{folder}: {position.step} steps, {best}{skipped}")
+        return 0
+    print(f"stopped at step {position.step}.{skipped}\n  Go on with: haav train --resume {folder}", file=sys.stderr)
+    return 130
+
+
 def predict(
     *,
     model: Annotated[str, "model directory; several with commas: an ensemble"],
@@ -375,6 +413,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "dataset": dataset,
     "textdb": textdb,
     "bridge": bridge,
+    "train": train,
     "predict": predict,
     "evaluate": evaluate,
     "calibrate": calibrate,
@@ -471,7 +510,7 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
         flag = f"--{name.replace('_', '-')}"
         required = parameter.default is inspect.Parameter.empty
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            parser.add_argument(name, type=kind, help=doc)
+            parser.add_argument(name, type=kind, help=doc, nargs=None if required else "?")
         elif kind is bool:
             parser.add_argument(flag, action="store_true", help=doc, dest=name)
         else:

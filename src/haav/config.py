@@ -109,11 +109,63 @@ class ConfidenceConfig:
 
 
 @dataclass(frozen=True)
+class DataConfig:
+    """What a model is trained on. Left out of saved models: it names files of one machine."""
+
+    dataset: str = setting("", 'captions and splits (docs/views.md); "toy": made up on the spot')
+    store: str = setting("", "view store with the photos' views")
+    views: str = setting("", "views to train on, with commas; empty: the model's own")
+    unlabelled: str = setting("", "further photos, whose captions are not looked at: a data set; empty: none")
+    unlabelled_store: str = setting("", "view store of the further photos")
+    label_fraction: float = setting(1.0, "share of the training photos or captions that keep their labels", low=0)
+    label_by: str = setting("photo", "what the share is of", choices=("photo", "caption"))
+    min_count: int = setting(5, "words seen less often are <unk>", low=1)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained."""
+
+    objective: str = setting("xe", "imitate captions, or earn CIDEr (self-critical)", choices=("xe", "scst"))
+    epochs: int = setting(20, "passes over the labelled photos", low=1)
+    batch: int = setting(50, "labelled photos a step", low=1)
+    unlabelled_batch: int = setting(0, "further photos a step, for the contrastive loss only", low=0)
+    captions: int = setting(5, "captions of a photo used in a step, drawn anew each epoch", low=1)
+    lr: float = setting(2e-5, "learning rate", low=0)
+    schedule: str = setting("constant", "of the learning rate after warm-up", choices=("constant", "cosine", "cyclic"))
+    warmup_steps: int = setting(10000, "steps over which it rises from 0", low=0)
+    weight_decay: float = setting(0.05, "AdamW's", low=0)
+    decay_all: bool = setting(False, "decay norms and biases too")
+    clip: float = setting(1.0, "largest gradient norm; 0: any", low=0)
+    accumulate: int = setting(1, "batches a step", low=1)
+    label_smoothing: float = setting(0.0, "share of probability spread over all words", low=0, below=1)
+    ema: float = setting(
+        0.0, "decay of an average of the weights that is evaluated and saved instead; 0: none", low=0, below=1
+    )
+    contrast_weight: float = setting(0.05, "weight of the contrastive loss", low=0)
+    precision: str = setting(
+        "32", "bf16: bfloat16 autocast, where the machine has units for it", choices=("32", "bf16")
+    )
+    hypotheses: int = setting(5, "scst: captions of a photo that are compared", low=2)
+    explore: str = setting("beam", "scst: where they come from", choices=("beam", "sample"))
+    reward_end: bool = setting(True, "scst: the end of a caption counts as a word of it")
+    reward_documents: str = setting("photo", "scst: documents of CIDEr's frequencies", choices=("photo", "caption"))
+    select_on: str = setting("val", "split that chooses the best model: val, never test", choices=("val",))
+    patience: int = setting(0, "stop after so many evaluations without a better CIDEr; 0: never", low=0)
+    evaluate_every: int = setting(1, "epochs between evaluations", low=1)
+    checkpoint_every: int = setting(200, "steps between checkpoints", low=1)
+    bad_steps: int = setting(20, "stop after so many steps in a row whose loss is not finite", low=1)
+    seed: int = setting(0, "of everything random")
+
+
+@dataclass(frozen=True)
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     confidence: ConfidenceConfig = field(default_factory=ConfidenceConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,15 @@ def caption_xe(logits: Tensor, targets: Tensor, pad: int) -> Tensor:
     return total / (targets != pad).sum().clamp(min=1)
 
 
+def self_critical(logprobs: Tensor, rewards: Tensor, lengths: Tensor) -> Tensor:
+    """-(reward - mean reward of the photo's other captions) × mean log-probability of a word (paper §3.5).
+
+    logprobs (B, K) of whole captions, rewards and lengths (B, K): K captions of each photo judge each other.
+    """
+    others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+    return -((rewards - others) * logprobs / lengths.clamp(min=1)).mean()
+
+
 def info_nce(
     queries: Tensor, keys: Tensor, mask: Tensor, queue: Tensor, temperature: float, positives: str = "others"
 ) -> Tensor:

@@ -16,6 +16,7 @@ from rich.text import Text
 from haav.data.annotations import Check
 from haav.describe import Description
 from haav.evaluate.scores import METRICS, Difference, Report
+from haav.train.loop import Status
 
 
 @contextmanager
@@ -30,17 +31,39 @@ def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, todo: bar.update(task, completed=done, total=todo)
 
 
-def _log_lines(unit: str, every: float = 30.0) -> Callable[[int, int], None]:
+@contextmanager
+def training() -> Iterator[Callable[[Status], None]]:
+    """A bar with loss, captions a second and time left on standard error; a line now and then in a log"""
+    if not sys.stderr.isatty():
+        lines = _log_lines("steps")
+        yield lambda status: lines(status.step, status.steps, _losses(status))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda status: bar.update(
+            task, completed=status.step, total=status.steps, description=f"epoch {status.epoch + 1} {_losses(status)}"
+        )
+
+
+def _losses(status: Status) -> str:
+    shown = ", ".join(f"{name} {value:.3f}" for name, value in status.losses.items() if name != "gradient norm")
+    best = f", best CIDEr {100 * status.best:.1f}" if status.best > float("-inf") else ""
+    return f"{shown}, {status.captions_per_second:.0f} captions/s{best}"
+
+
+def _log_lines(unit: str, every: float = 30.0) -> Callable[..., None]:
     started = spoken = time.monotonic()
 
-    def update(done: int, todo: int) -> None:
+    def update(done: int, todo: int, note: str = "") -> None:
         nonlocal spoken
         now = time.monotonic()
         if now - spoken >= every or (done == todo and todo):
             spoken = now
             rate = done / max(now - started, 1e-9)
             left = f", {(todo - done) / rate / 60:.0f} min left" if rate and done < todo else ""
-            print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}", file=sys.stderr, flush=True)
+            tail = f": {note}" if note else ""
+            print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}{tail}", file=sys.stderr, flush=True)
 
     return update
 

@@ -87,6 +87,7 @@ def build_loader(
         multiprocessing_context="spawn" if workers else None,
         prefetch_factor=4 if workers else None,
         persistent_workers=workers > 0,
+        generator=torch.Generator(),  # else each pass over it draws from the random numbers that training resumes with
         pin_memory=pin,
     )
 

@@ -50,6 +50,11 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""
+        states, weights, cache = self.read(tokens, cache)
+        return Decoded(self.output(states), weights, cache)
+
+    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None, Cache]:
+        """The same without the scores: (B, C, T, D) states that `output` turns into scores, weights, cache"""
         captions, new = tokens.shape[1:]
         end = cache.length + new
         positions = self.get_buffer("positions")
@@ -67,8 +72,4 @@ class Decoder(nn.Module):
             words.append(known)
             if gathered.weights is not None:
                 weights.append(gathered.weights.unflatten(1, (captions, new)))
-        return Decoded(
-            logits=self.output(x),
-            weights=torch.stack(weights, dim=3) if weights else None,
-            cache=Cache(cache.memory, tuple(words), end),
-        )
+        return x, torch.stack(weights, dim=3) if weights else None, Cache(cache.memory, tuple(words), end)

@@ -38,7 +38,7 @@ class Ensemble(nn.Module):
         sizes = {name: len(view.tokens) for name, view in views.items()}
         if len(set(sizes.values())) != 1:
             raise ViewError(f"views of one batch must be of the same photos; there are {sizes or 'none'}.")
-        encoded = [member.encode(_own_views(member, views)) for member in self.members]
+        encoded = [member.encode(own_views(member, views)) for member in self.members]
         sees = torch.stack([part.present.any(dim=1) for part in encoded], dim=1).float()
         return EnsembleEncoded(tuple(encoded), sees / sees.sum(dim=1, keepdim=True).clamp(min=1))
 
@@ -64,7 +64,7 @@ class Ensemble(nn.Module):
         return self.decode(tokens, self.start(self.encode(views)))
 
 
-def _own_views(member: Haav, views: Views) -> Views:
+def own_views(member: Haav, views: Views) -> Views:
     """The views that the member reads; absent ones in their place when none of them was given."""
     embed = member.encoding.embed
     own = {name: view for name, view in views.items() if name in embed.names}

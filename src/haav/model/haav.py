@@ -48,5 +48,12 @@ class Haav(nn.Module):
         decoded: Decoded = self.decoder(tokens, cache)
         return decoded
 
+    def recite(self, tokens: Tensor, wanted: Tensor, encoded: EncodedViews) -> Tensor:
+        """Teacher forcing for losses: whole captions (B, C, T) in, scores (N, words) of what follows each of the N
+        tokens that are `wanted`, (B, C, T) bool. Padding has no part in the largest product of all."""
+        states, _, _ = self.decoder.read(tokens, self.start(encoded))
+        scores: Tensor = self.decoder.output(states[wanted])
+        return scores
+
     def forward(self, views: Views, tokens: Tensor) -> Decoded:
         return self.decode(tokens, self.start(self.encode(views)))

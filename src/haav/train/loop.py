@@ -1,0 +1,296 @@
+"""The one training loop: the same for imitation, self-critical and semi-supervised training, for first starts and
+resumed runs. An interrupted run goes on bit for bit: all that it was is in the checkpoint, all else follows from
+the config."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from haav.captioner import Captioner
+from haav.config import Config, override
+from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader, to_device
+from haav.errors import HaavError
+from haav.evaluate.scores import SLOW, evaluate
+from haav.predict import predict
+from haav.text import PAD
+from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
+from haav.train.objectives import StepInput
+from haav.train.run import RunFiles
+from haav.train.schedule import build_schedule
+from haav.train.setup import Setup, prepare
+from haav.types import Batch
+
+LOG_EVERY = 20
+
+
+class TrainingError(HaavError):
+    """A run that cannot go on by itself."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a progress bar shows."""
+
+    step: int
+    steps: int
+    epoch: int
+    losses: dict[str, float]
+    captions_per_second: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    position: Position
+    finished: bool
+    """False: it was asked to stop; a resumed run goes on"""
+
+
+def train(
+    config: Config, out: str | Path, init: str | Path | None = None, report: Callable[[Status], None] = lambda _: None
+) -> Outcome:
+    """A new run in the folder `out`; `init`: a model directory to start from."""
+    files = RunFiles(Path(out))
+    setup = prepare(config, files.folder, init)
+    files.begin(setup.config, setup.vocabulary)
+    run = _Run(setup, files, report)
+    run.save()  # from here on, there is something to resume
+    return run.go()
+
+
+def resume(out: str | Path, epochs: int | None = None, report: Callable[[Status], None] = lambda _: None) -> Outcome:
+    """Go on with a run where its last checkpoint is; `epochs`: as many in all instead of what it was to do"""
+    files = RunFiles(Path(out))
+    config, vocabulary = files.read()
+    if epochs is not None:
+        config = override(config, "train", {"epochs": epochs})
+    run = _Run(prepare(config, files.folder, vocabulary=vocabulary), files, report)
+    run.load()
+    return run.go()
+
+
+class _Run:
+    def __init__(self, setup: Setup, files: RunFiles, report: Callable[[Status], None]) -> None:
+        from lightning_fabric import Fabric
+
+        self.setup, self.files, self.report = setup, files, report
+        self.config = setup.config.train
+        precision = {"32": "32-true", "bf16": "bf16-mixed"}[self.config.precision]
+        self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)  # type: ignore[arg-type]
+        optimizer = torch.optim.AdamW(_groups(setup.learner, self.config.weight_decay, self.config.decay_all))
+        self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
+        self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
+        self.batches = ShuffledBatches(
+            len(setup.labelled),
+            min(self.config.batch, len(setup.labelled)),
+            self.config.seed,
+            drop_last=True,
+        )
+        self.per_epoch = max(1, len(self.batches) // self.config.accumulate)
+        self.steps = self.per_epoch * self.config.epochs
+        self.schedule = build_schedule(self.config.schedule, self.config.warmup_steps, self.steps, self.per_epoch)
+        self.position = Position()
+        self.bad_in_a_row = 0
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All whose state a checkpoint keeps"""
+        parts: dict[str, nn.Module] = {"learner": self.setup.learner}
+        return parts | ({"ema": self.ema} if self.ema is not None else {})
+
+    def save(self) -> None:
+        save_checkpoint(self.files.checkpoint, self.modules, self.optimizer, self.position, self.setup.fingerprint)
+
+    def load(self) -> None:
+        self.position = load_checkpoint(self.files.checkpoint, self.modules, self.optimizer, self.setup.fingerprint)
+        self.files.rewind(self.position.step)
+
+    def go(self) -> Outcome:
+        with _stop_signals() as stop:
+            while self.position.epoch < self.config.epochs:
+                if not self._epoch(stop):
+                    self.save()
+                    return Outcome(self.position, finished=False)
+                self.position.epoch, self.position.batch = self.position.epoch + 1, 0
+                if self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs:
+                    self._evaluate()
+                self.save()
+                if self.config.patience and self.position.worse >= self.config.patience:
+                    break
+        return Outcome(self.position, finished=True)
+
+    def _epoch(self, stop: threading.Event) -> bool:
+        """The rest of the epoch; False: asked to stop before its end"""
+        self.batches.epoch = self.position.epoch
+        labelled = _from_batch(self.setup.labelled, self.batches, self.position.batch)
+        further = self._further()
+        started, captions = time.perf_counter(), 0
+        steps_left = self.per_epoch - self.position.batch // self.config.accumulate
+        for _ in range(steps_left):
+            losses, seen = self._step(labelled, further)
+            captions += seen
+            self.position.step += 1
+            self.position.batch += self.config.accumulate
+            rate = captions / (time.perf_counter() - started)
+            if losses and (self.position.step % LOG_EVERY == 0 or self.position.step == 1):
+                lr = self.optimizer.param_groups[0]["lr"]
+                row = {"step": self.position.step, "epoch": self.position.epoch, **losses, "lr": lr}
+                self.files.log(row | {"captions_per_second": round(rate, 1)})
+            self.report(Status(self.position.step, self.steps, self.position.epoch, losses, rate, self.position.best))
+            if stop.is_set():
+                return False
+            if self.position.step % self.config.checkpoint_every == 0:
+                self.save()
+        return True
+
+    def _step(self, labelled: Iterator[Batch], further: Iterator[Batch] | None) -> tuple[dict[str, float], int]:
+        """One step of the optimizer → its losses (none if it was skipped), and how many captions it saw"""
+        self.learner.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * self.schedule(self.position.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses: dict[str, float] = {}
+        keys: list[Tensor] = []
+        captions = 0
+        for part in range(self.config.accumulate):
+            batches = [self._draw_captions(to_device(next(labelled), self.fabric.device), part)]
+            captions += int((batches[0].captions[:, :, 0] != PAD).sum())  # type: ignore[index]
+            if further is not None:
+                batches.append(to_device(next(further), self.fabric.device))
+            found, new_keys = self.learner(StepInput(batches))
+            self.fabric.backward(found["loss"] / self.config.accumulate)
+            keys += new_keys
+            for name, value in found.items():
+                losses[name] = losses.get(name, 0.0) + value.item() / self.config.accumulate
+        norm = self.fabric.clip_gradients(
+            self.learner, self.optimizer, max_norm=self.config.clip or math.inf, error_if_nonfinite=False
+        )
+        losses["gradient norm"] = float(norm) if isinstance(norm, Tensor) else math.nan
+        if not all(map(math.isfinite, losses.values())):
+            self._skip(losses)
+            return {}, captions
+        self.bad_in_a_row = 0
+        self.optimizer.step()
+        self._after_step(keys)
+        return losses, captions
+
+    @torch.no_grad()
+    def _after_step(self, keys: list[Tensor]) -> None:
+        contrast, model = self.setup.learner.contrast, self.setup.model
+        if contrast is not None:
+            contrast.enqueue(torch.cat(keys))
+            contrast.follow(model.encoding)  # type: ignore[arg-type]
+        if self.ema is not None:
+            for old, new in zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True):
+                old.lerp_(new, 1 - self.config.ema) if old.is_floating_point() else old.copy_(new)
+
+    def _skip(self, losses: dict[str, float]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.position.skipped += 1
+        self.bad_in_a_row += 1
+        if self.bad_in_a_row >= self.config.bad_steps:
+            bad = [name for name, value in losses.items() if not math.isfinite(value)]
+            raise TrainingError(
+                f"{self.bad_in_a_row} steps in a row had no finite {', '.join(bad)} (step {self.position.step}, "
+                f"learning rate {self.optimizer.param_groups[0]['lr']:.2g}).\n"
+                f"  The last good checkpoint is safe in {self.files.checkpoint}. Lower train.lr, raise "
+                "train.warmup_steps, or look for broken features: haav store verify."
+            )
+
+    def _draw_captions(self, batch: Batch, part: int) -> Batch:
+        """At most `train.captions` of a photo's captions, another draw in each epoch"""
+        captions = batch.captions
+        assert captions is not None
+        if captions.shape[1] <= self.config.captions:
+            return batch
+        number = self.position.step * self.config.accumulate + part
+        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + number)
+        luck = torch.rand(captions.shape[:2], generator=generator).to(captions.device)
+        luck = luck.masked_fill(captions[:, :, 0] == PAD, -1.0)
+        chosen = luck.topk(self.config.captions, dim=1).indices
+        kept = captions.gather(1, chosen[..., None].expand(-1, -1, captions.shape[2]))
+        longest = int((kept != PAD).sum(dim=2).max())
+        return Batch(batch.ids, batch.views, kept[:, :, :longest])
+
+    def _further(self) -> Iterator[Batch] | None:
+        """Photos without captions, round and round; which ones follows from the step alone"""
+        photos = self.setup.unlabelled
+        if photos is None:
+            return None
+        size = min(self.config.unlabelled_batch, len(photos))
+        return _round_and_round(photos, size, self.config.seed, self.position.step * self.config.accumulate)
+
+    def _evaluate(self) -> None:
+        """Val, never test. The best model so far goes to `best/`."""
+        setup = self.setup
+        if not setup.val:
+            return
+        model = self.ema if self.ema is not None else setup.model
+        captioner = Captioner(model, setup.saved_config, setup.vocabulary)
+        captions = {photo: caption.text for photo, caption in predict(captioner, setup.store, setup.val)}
+        model.train()
+        scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores
+        row = {name: scores[name].value for name in ("CIDEr", "BLEU-4", "ROUGE-L")}
+        self.files.log({"step": self.position.step, "epoch": self.position.epoch, **row})
+        self.position.worse += 1
+        if row["CIDEr"] > self.position.best:
+            self.position.best, self.position.best_step, self.position.worse = row["CIDEr"], self.position.step, 0
+            captioner.save_pretrained(self.files.best)
+        self.files.draw()
+
+
+def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
+    """Matrices decay, norms and biases do not, unless all are to."""
+    trained = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+    decays = [parameter for parameter in trained if decay_all or parameter.dim() > 1]
+    rest = [parameter for parameter in trained if not decay_all and parameter.dim() <= 1]
+    return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _from_batch(photos: StoredPhotos, batches: ShuffledBatches, start: int) -> Iterator[Batch]:
+    """The epoch's batches from number `start` on"""
+    order = list(batches)[start:]
+    return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
+
+
+def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> Iterator[Batch]:
+    batches = ShuffledBatches(len(photos), size, seed, drop_last=True)
+    epoch, place = divmod(start, len(batches))
+    while True:
+        batches.epoch = epoch
+        yield from _from_batch(photos, batches, place)
+        epoch, place = epoch + 1, 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event instead of ending the process; a second Ctrl-C ends it."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: Any) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, old[signal.SIGINT])
+
+    for number in old:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

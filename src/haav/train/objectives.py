@@ -1,0 +1,124 @@
+"""What a step of training minimises: named losses of a batch. One encoding of a photo serves all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haav.evaluate.reward import CiderReward
+from haav.generate import BeamSearch, Rule, Sampling, generate
+from haav.losses import self_critical
+from haav.model.ensemble import Ensemble, own_views
+from haav.model.haav import Haav
+from haav.text import BOS, EOS, PAD, Vocabulary
+from haav.train.momentum import MomentumContrast
+from haav.types import Batch, EncodedViews
+
+
+class Objective(Protocol):
+    """How captions teach a model."""
+
+    def __call__(self, model: Haav, encoded: EncodedViews, batch: Batch) -> dict[str, Tensor]:
+        """The first value is the loss; others are for the log."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Imitate the captions, word by word."""
+
+    label_smoothing: float = 0.0
+
+    def __call__(self, model: Haav, encoded: EncodedViews, batch: Batch) -> dict[str, Tensor]:
+        assert batch.captions is not None
+        targets = batch.captions[:, :, 1:]
+        real = targets != PAD
+        logits = model.recite(batch.captions[:, :, :-1], real, encoded)
+        loss = F.cross_entropy(logits.float(), targets[real], label_smoothing=self.label_smoothing)
+        return {"xe": loss}
+
+
+@dataclass(frozen=True)
+class SelfCritical:
+    """Write captions, and make those likelier that earn more than the photo's others (SCST).
+
+    They are written without gradients through the cache, scored, and read once more with gradients: one
+    teacher-forced pass instead of a graph through every step of the search.
+    """
+
+    reward: CiderReward
+    vocabulary: Vocabulary
+    rules: tuple[Rule, ...]
+    hypotheses: int
+    explore: str
+    max_words: int
+
+    def __call__(self, model: Haav, encoded: EncodedViews, batch: Batch) -> dict[str, Tensor]:
+        training = model.training
+        model.eval()
+        strategy = BeamSearch(self.hypotheses) if self.explore == "beam" else Sampling(self.hypotheses)
+        found = generate(model, encoded, strategy, self.rules, self.max_words)
+        model.train(training)
+        rewards = torch.from_numpy(self.score(batch.ids, found.tokens)).to(found.tokens.device, torch.float32)
+        inputs = F.pad(found.tokens[:, :, :-1], (1, 0), value=BOS)
+        real = found.tokens != PAD
+        logits = model.recite(inputs, real, encoded)
+        each = -F.cross_entropy(logits.float(), found.tokens[real], reduction="none")
+        logprobs = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=2)
+        loss = self_critical(logprobs, rewards, found.lengths)
+        return {"scst": loss, "reward": rewards.mean(), "best reward": rewards.amax(dim=1).mean()}
+
+    def score(self, photos: tuple[str, ...], tokens: Tensor) -> np.ndarray:
+        """(B, K) CIDEr-D of captions given as word ids"""
+        captions = [[" ".join(self.vocabulary.decode(words)) for words in photo] for photo in tokens.tolist()]
+        ended = [[EOS in words for words in photo] for photo in tokens.tolist()]
+        return self.reward(photos, captions, ended)
+
+
+class StepInput:
+    """A step's batches in one object that an engine hands on as it is, instead of looking for tensors in it."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+
+class Learner(nn.Module):
+    """All that is trained, in one module: its forward is one step's losses, so that an engine can wrap it."""
+
+    def __init__(
+        self, model: Haav | Ensemble, contrast: MomentumContrast | None, objective: Objective, contrast_weight: float
+    ) -> None:
+        super().__init__()
+        self.model, self.contrast = model, contrast
+        self.objective, self.contrast_weight = objective, contrast_weight
+
+    def forward(self, step: StepInput) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Losses by name, the sum to be minimised as "loss"; and keys (N, D) for the queue once the step is taken.
+
+        A batch without captions has the contrastive loss only. Members of an ensemble learn each for itself.
+        """
+        total: list[Tensor] = []
+        named: dict[str, list[Tensor]] = {}
+        keys: list[Tensor] = []
+        for batch in step.batches:
+            for member in self.model.members:
+                views = own_views(member, batch.views)
+                encoded = member.encode(views)
+                found: dict[str, Tensor] = {}
+                if batch.captions is not None:
+                    found |= self.objective(member, encoded, batch)
+                    total.append(next(iter(found.values())))
+                if self.contrast is not None:
+                    contrast = self.contrast(views, encoded)
+                    found["contrast"] = contrast.loss
+                    total.append(self.contrast_weight * contrast.loss)
+                    keys.append(contrast.keys[contrast.mask])
+                for name, value in found.items():
+                    named.setdefault(name, []).append(value.detach())
+        means = {name: torch.stack(values).mean() for name, values in named.items()}
+        return {"loss": torch.stack(total).sum(), **means}, keys

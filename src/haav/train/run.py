@@ -1,0 +1,113 @@
+"""The files of a run: config, words, log, checkpoint, best model, curves as a picture, TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from haav.config import Config, to_dict
+from haav.errors import CheckpointError, ConfigError
+from haav.files import write_atomically, write_together
+from haav.presets import load_config
+from haav.text import Vocabulary
+
+CONFIG, WORDS, METRICS = "config.yaml", "vocabulary.json", "metrics.jsonl"
+CHECKPOINT, BEST, CURVES, BOARD = "checkpoint.safetensors", "best", "curves.png", "tensorboard"
+
+
+class RunFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint, self.best = folder / CHECKPOINT, folder / BEST
+        self._board: Any = None
+
+    def begin(self, config: Config, vocabulary: Vocabulary) -> None:
+        if (self.folder / CONFIG).exists():
+            raise ConfigError(
+                f"{self.folder} holds a run already.\n"
+                f"  Go on with it: haav train --resume {self.folder}, or name another folder with --out."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+        words = json.dumps(vocabulary.to_json(), ensure_ascii=False)
+        write_together(
+            {
+                self.folder / WORDS: lambda path: path.write_text(words, encoding="utf-8"),
+                self.folder / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
+            }
+        )
+
+    def read(self) -> tuple[Config, Vocabulary]:
+        """What the run was begun with"""
+        if not (self.folder / CONFIG).exists():
+            raise CheckpointError(f"{self.folder} is not a training run: it has no {CONFIG}.")
+        try:
+            words = json.loads((self.folder / WORDS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {self.folder / WORDS}: {error}.") from None
+        return load_config(file=self.folder / CONFIG), Vocabulary.from_json(words)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after the step that the run goes on from."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        write_atomically(self.folder / METRICS, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def log(self, row: dict[str, Any]) -> None:
+        with open(self.folder / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        board = self._tensorboard()
+        for name, value in row.items() if board else ():
+            if name not in ("step", "epoch") and isinstance(value, (int, float)):
+                board.add_scalar(name, value, row["step"])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of the log; a line that a kill has cut off is left out."""
+        if not (self.folder / METRICS).exists():
+            return []
+        rows = []
+        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    def draw(self) -> None:
+        """Loss and CIDEr over steps, as a picture"""
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+
+        rows = self.metrics()
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+        for name in ("xe", "scst", "contrast", "reward"):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            if points:
+                left.plot(*zip(*points, strict=True), label=name, linewidth=1)
+        for name in ("CIDEr", "BLEU-4"):
+            points = [(row["step"], 100 * row[name]) for row in rows if name in row]
+            if points:
+                right.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"val {name}")
+        for axes in (left, right):
+            axes.set_xlabel("step")
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend(frameon=False)
+        write_atomically(self.folder / CURVES, lambda path: figure.savefig(path, format="png", dpi=110))
+        pyplot.close(figure)
+
+    def _tensorboard(self) -> Any:
+        """None where it is not installed"""
+        if self._board is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                self._board = False
+            else:
+                self._board = SummaryWriter(str(self.folder / BOARD))
+        return self._board or None

@@ -1,0 +1,151 @@
+"""What a run is made of, from its config: photos, words, model, objective. Nothing here depends on time or chance
+beyond the seed, so a resumed run builds the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from haav.config import Config, DataConfig, to_dict
+from haav.data.annotations import Dataset, Photo, load_dataset
+from haav.data.loader import StoredPhotos
+from haav.data.toy import make_toy
+from haav.errors import ConfigError
+from haav.evaluate.reward import CiderReward
+from haav.generate import build_rules
+from haav.model.build import build_model, resolve
+from haav.model.ensemble import Ensemble
+from haav.model.haav import Haav
+from haav.pretrained import load_pretrained
+from haav.store import Store
+from haav.text import Vocabulary
+from haav.train.momentum import MomentumContrast, build_contrast
+from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
+
+
+@dataclass(frozen=True)
+class Setup:
+    config: Config
+    """with the views and words of the data in it"""
+    vocabulary: Vocabulary
+    learner: Learner
+    labelled: StoredPhotos
+    unlabelled: StoredPhotos | None
+    val: tuple[Photo, ...]
+    store: Store
+    fingerprint: str
+    """of settings, words and photos: a checkpoint of another run is refused"""
+
+    @property
+    def model(self) -> Haav | Ensemble:
+        return self.learner.model
+
+    @property
+    def saved_config(self) -> Config:
+        """What goes into a model directory: no paths of this machine"""
+        return replace(self.config, data=DataConfig())
+
+
+def prepare(config: Config, out: Path, init: str | Path | None = None, vocabulary: Vocabulary | None = None) -> Setup:
+    """`init`: a model directory to start from; `vocabulary`: of a run that goes on, whose config fits already"""
+    data = config.data
+    if data.dataset == "toy":
+        dataset_path, store_path = make_toy(out / "toy")
+    elif not data.dataset or not data.store:
+        raise ConfigError("training needs --data.dataset (captions and splits) and --data.store (their views).")
+    else:
+        dataset_path, store_path = Path(data.dataset), Path(data.store)
+    dataset = load_dataset(dataset_path).label_fraction(data.label_fraction, data.label_by, config.train.seed)
+    labelled = [photo for photo in dataset.split("train") if photo.captions]
+    if not labelled:
+        raise ConfigError(f"{dataset_path} has no training photo with a caption.")
+    store = Store(store_path)
+    torch.manual_seed(config.train.seed)
+    if vocabulary is not None:
+        model = build_model(config.model)
+    elif init is not None:
+        model, known, vocabulary = load_pretrained(init)
+        config = replace(config, model=known.model)
+        model.requires_grad_(True)
+    else:
+        vocabulary = Vocabulary.build((text for photo in labelled for text in photo.captions), data.min_count)
+        config = _fit_to_data(config, store, vocabulary)
+        model = build_model(config.model)
+    contrast: MomentumContrast | None = None
+    if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
+        contrast = build_contrast(model.encoding, config.model, config.contrast)
+    learner = Learner(model, contrast, _objective(config, vocabulary, labelled), config.train.contrast_weight)
+    views = tuple(config.model.views)
+    further = _unlabelled(config, dataset, store, views)
+    if further is not None and contrast is None:
+        raise ConfigError("photos without captions teach the contrastive loss only, and it is off: nothing to do.")
+    return Setup(
+        config,
+        vocabulary,
+        learner,
+        StoredPhotos(store, views, labelled, vocabulary, config.decode.max_words - 1),
+        further,
+        tuple(photo for photo in dataset.split(config.train.select_on) if photo.captions),
+        store,
+        _fingerprint(config, vocabulary, labelled, further),
+    )
+
+
+def _fit_to_data(config: Config, store: Store, vocabulary: Vocabulary) -> Config:
+    """The store says how wide its views are, the captions how many words there are."""
+    names = [name for name in config.data.views.split(",") if name] or list(config.model.views)
+    missing = [name for name in names if name not in store.views]
+    if missing:
+        raise ConfigError(
+            f"view '{missing[0]}' is not in the store, which has {', '.join(sorted(store.views))}.\n"
+            "  Choose among them with --data.views, or extract it: haav extract."
+        )
+    specs = {name: store.views[name].spec for name in names}
+    model = replace(config.model, views=specs, vocabulary_size=len(vocabulary))
+    config, problems = resolve(replace(config, model=model))
+    if problems:
+        raise ConfigError.of(problems)
+    return config
+
+
+def _objective(config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo]) -> Objective:
+    train = config.train
+    if train.objective == "xe":
+        return CrossEntropy(train.label_smoothing)
+    references = {photo.id: photo.captions for photo in labelled}
+    reward = CiderReward(references, train.reward_end, per_caption=train.reward_documents == "caption")
+    rules = tuple(build_rules(config.decode, vocabulary))
+    return SelfCritical(reward, vocabulary, rules, train.hypotheses, train.explore, config.decode.max_words)
+
+
+def _unlabelled(config: Config, dataset: Dataset, store: Store, views: tuple[str, ...]) -> StoredPhotos | None:
+    """Further photos of another data set, or the training photos that lost their captions"""
+    if not config.train.unlabelled_batch:
+        return None
+    data = config.data
+    if data.unlabelled:
+        photos = load_dataset(data.unlabelled).split("train")
+        store = Store(data.unlabelled_store or data.store)
+    else:
+        photos = tuple(photo for photo in dataset.split("train") if not photo.captions)
+    if not photos:
+        raise ConfigError(
+            "train.unlabelled_batch asks for photos without captions, and there are none.\n"
+            "  Name some with --data.unlabelled and --data.unlabelled_store, or lower --data.label_fraction."
+        )
+    return StoredPhotos(store, views, photos, vocabulary=None)
+
+
+def _fingerprint(
+    config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo], further: StoredPhotos | None
+) -> str:
+    """Paths may change between a stop and a resume, and so may the number of epochs; nothing else."""
+    settings = to_dict(replace(config, data=DataConfig()))
+    del settings["train"]["epochs"]
+    facts = [settings, vocabulary.words, [photo.id for photo in labelled], further.ids if further else ()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
