@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from haav.calibrate import confidences, fit, reliability
 from haav.config import ConfidenceConfig
@@ -23,6 +25,26 @@ def test_fit_finds_the_curve_that_the_words_were_drawn_from() -> None:
     before, _ = reliability(p, used)
     after, _ = reliability(confidences(np.log(p), found), used)
     assert after < 0.01 < 0.1 < before
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.floats(-4, 4), st.floats(-1, 4), st.floats(0.01, 3))
+def test_no_fit_is_worse_than_the_probability_or_a_constant(
+    seed: int, offset: float, slope: float, spread: float
+) -> None:
+    """Newton's method overshoots where a model is very sure; the fit must not."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(2, spread, 300)
+    logprobs = -np.logaddexp(0, -logits)
+    used = rng.uniform(size=300) < 1 / (1 + np.exp(-(offset + slope * logits)))
+
+    def loss(p: np.ndarray) -> float:
+        p = np.clip(p, 1e-12, 1 - 1e-12)
+        return float(-(used * np.log(p) + ~used * np.log(1 - p)).mean())
+
+    found = loss(confidences(logprobs, fit(logprobs, used)))
+    assert found <= loss(np.exp(logprobs)) + 1e-3
+    assert found <= loss(np.full(300, used.mean())) + 1e-3
 
 
 def test_fit_survives_words_that_are_all_used() -> None:

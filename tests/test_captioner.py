@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from haav.captioner import Captioner
-from haav.config import ConfidenceConfig
+from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import ConfigError
 from haav.generate import BeamSearch, build_rules, generate
 from haav.text import DANGLING, SPECIAL, Vocabulary
@@ -37,7 +39,7 @@ def test_captions_carry_words_weights_and_other_beams() -> None:
 def test_words_carry_the_last_layers_weights_and_their_own_log_probability() -> None:
     tool, views = captioner(), random_views()
     rules = build_rules(tool.config.decode, WORDS)
-    found = generate(tool.model, tool.model.encode(views), BeamSearch(5), rules, 8)
+    found = generate(tool.model, tool.model.encode(views), BeamSearch(5, keep_greedy=True), rules, 8)
     for photo, caption in enumerate(tool.caption_views(views)):
         assert [word.logprob for word in caption.words] == pytest.approx(
             found.logprobs[photo, 0, : len(caption.words)].tolist()
@@ -81,6 +83,27 @@ def test_words_that_must_or_must_not_be_said() -> None:
 
 def before_all(captions: list[list[str]]) -> list[str]:
     return sorted({word for words in captions for word in words} - {"w9", "w10", "w20"})
+
+
+def test_forbidden_words_may_be_written_in_any_case() -> None:
+    tool, views = captioner(), random_views()
+    said = tool.caption_views(views)[0].words[0].text
+    assert said not in tool.caption_views(views, never=[f" {said.upper()}"])[0].text.split()
+
+
+def test_no_photos_have_no_captions() -> None:
+    assert captioner().caption_views(random_views(batch=0)) == []
+
+
+def test_an_ensemble_takes_the_shortest_limit_and_is_not_saved(tmp_path: Path) -> None:
+    short = replace(tiny_config(max_words=6), decode=DecodeConfig(max_words=5))
+    both = Captioner.ensemble([captioner(), Captioner(tiny_model(max_words=6), short, WORDS)])
+    assert both.config.decode.max_words == 6
+    assert both.caption_views(random_views())
+    with pytest.raises(ConfigError, match="cannot be saved as one"):
+        both.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="at least one model"):
+        Captioner.ensemble([])
 
 
 def test_no_unk_and_no_dangling_end_unless_the_release_is_asked_for() -> None:
@@ -138,7 +161,11 @@ def test_captioner_refuses_what_cannot_work() -> None:
         ({"must": ["w9x"]}, "does not know the word 'w9x'. Did you mean 'w9'?"),
         ({"must": ["<pad>"]}, "does not know the word '<pad>'"),
         ({"must": ["w6", "w7", "w8", "w9", "w10"]}, "at most 4 words can be demanded, not 5"),
-        ({"must": ["w9"], "never": ["w9"]}, "'w9' cannot be demanded and forbidden at once"),
+        ({"must": ["W9 "], "never": ["w9"]}, "'w9' cannot be demanded and forbidden at once"),
+        ({"must": "w9"}, "must takes a list of words: must=['w9']"),
+        ({"never": "w9"}, "never takes a list of words"),
+        ({"must": ["<eos>"]}, "does not know the word '<eos>'"),
+        ({"n_best": 6}, "6 captions a photo need decode.beam of at least 6, not 5"),
         ({"must": ["w6", "w7", "w8"], "max_words": 3}, "no caption says all that must be said"),
     ):
         with pytest.raises(ConfigError) as error:

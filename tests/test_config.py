@@ -40,6 +40,7 @@ def test_release_differs_from_the_paper_only_where_fidelity_says() -> None:
         "model.token_dropout_leaves",
         "model.view_dropout_draw",
         "contrast.positives",
+        "decode.keep_greedy",
         "decode.no_repeat",
         "decode.allow_unk",
         "decode.allow_cut",

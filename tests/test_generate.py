@@ -190,6 +190,22 @@ def test_memory_is_not_copied_for_beams(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(pointers) == 1
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([1.0, 3.0]))
+def test_no_beam_is_worse_than_greedy(seed: int, width: int, strength: float) -> None:
+    torch.manual_seed(seed)
+    model, views = tiny_model(encoder_layers=1, decoder_layers=1), random_views(batch=8)
+    _sharpen(model, strength)
+    greedy = beam(model, views, 1, 8, SPEAKABLE, Ending())
+    found = beam(model, views, width, 8, SPEAKABLE, Ending(), keep_greedy=True)
+    assert (found.scores[:, 0] >= greedy.scores[:, 0] - 1e-5).all()
+    for photo in range(8):
+        captions = [words_of(found, photo, rank) for rank in range(width)]
+        assert len({tuple(words) for words in captions}) == width, "no caption twice"
+        if width == 1:
+            assert captions == [words_of(greedy, photo)]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_a_beam_as_wide_as_the_vocabulary_is_never_worse_than_greedy_and_beam_one_is_greedy(
@@ -225,6 +241,7 @@ def test_never_and_ending_and_repeats_by_hand() -> None:
     assert left(Ending(dangling=[5, 6]), [5, 4]) == everything
     assert left(Ending(dangling=[5, 6]), [4], room=2) == [0, 1, 2, 3, 4, 7], "the end must follow, so not 5 or 6 now"
     assert left(Ending(dangling=[5, 6]), [4], room=1) == [EOS]
+    assert left(Ending(min_words=2, in_time=False), [4], room=1) == [0, 1, 2, 4, 5, 6, 7], "may be cut"
     # 4 5 4 6 4 …: after a 4, the pairs 4 5 and 4 6 have been said.
     assert left(NoRepeats(2), [4, 5, 4, 6, 4]) == [0, 1, 2, 3, 4, 7]
     assert left(NoRepeats(2), [4]) == everything
@@ -422,7 +439,7 @@ def test_temperature_top_k_and_top_p_by_hand() -> None:
     assert_close(Sampling(top_k=2).chances(logprobs)[0, 0], torch.tensor([0.625, 0.375, 0, 0]), **close)
     # 0.5 + 0.3 reaches 0.7; the third is not needed.
     assert_close(Sampling(top_p=0.7).chances(logprobs)[0, 0], torch.tensor([0.5, 0.3, 0, 0]), **close)
-    assert_close(Sampling(top_p=0.0).chances(logprobs)[0, 0].nonzero(), torch.zeros(0, 1, dtype=torch.int64))
+    assert_close(Sampling(top_p=0.0).chances(logprobs)[0, 0], torch.tensor([0.5, 0, 0, 0]), **close)  # at least one
 
 
 def test_the_same_seed_draws_the_same_captions() -> None:

@@ -20,16 +20,24 @@ def confidences(logprobs: ArrayLike, settings: ConfidenceConfig) -> NDArray[np.f
     return _sigmoid(settings.offset + settings.slope * _logits(np.asarray(logprobs, dtype=np.float64)))
 
 
-def fit(logprobs: ArrayLike, used: ArrayLike, steps: int = 50) -> ConfidenceConfig:
-    """The offset and slope under which the words that people used are the most probable (Newton's method)."""
+def fit(logprobs: ArrayLike, used: ArrayLike, steps: int = 100) -> ConfidenceConfig:
+    """The offset and slope under which what people used is the most probable: Newton's method, each step halved
+    until it helps. A touch of ridge keeps the answer finite where all words are used, or none."""
     x = np.stack([np.ones(len(np.asarray(logprobs))), _logits(np.asarray(logprobs, dtype=np.float64))], axis=1)
     y = np.asarray(used, dtype=np.float64)
-    best = np.array([0.0, 1.0])
+    start, ridge = np.array([0.0, 1.0]), 1e-6
+
+    def loss(at: NDArray[np.float64]) -> float:
+        z = x @ at
+        return float((np.logaddexp(0, z) - y * z).mean() + ridge / 2 * ((at - start) ** 2).sum())
+
+    best = start
     for _ in range(steps):
         p = _sigmoid(x @ best)
-        # A touch of ridge keeps the step finite where all words are used, or none.
-        slope = x.T @ (x * (p * (1 - p))[:, None]) + 1e-6 * len(y) * np.eye(2)
-        move = np.linalg.solve(slope, x.T @ (y - p) - 1e-6 * len(y) * (best - [0.0, 1.0]))
+        curve = x.T @ (x * (p * (1 - p))[:, None]) / len(y) + ridge * np.eye(2)
+        move = np.linalg.solve(curve, x.T @ (y - p) / len(y) - ridge * (best - start))
+        while loss(best + move) > loss(best) and np.abs(move).max() > 1e-12:
+            move = move / 2
         best = best + move
         if np.abs(move).max() < 1e-9:
             break

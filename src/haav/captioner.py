@@ -13,7 +13,15 @@ import torch
 from haav.calibrate import confidence
 from haav.config import Config, override
 from haav.errors import ConfigError
-from haav.generate import Generated, build_rules, build_strategy, collapse_repeats, generate
+from haav.generate import (
+    Generated,
+    build_rules,
+    build_strategy,
+    collapse_repeats,
+    demanded,
+    forbidden,
+    generate,
+)
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_pretrained, save_pretrained
@@ -34,6 +42,8 @@ class Captioner:
         self.model = model.eval()
         self.config = config
         self.vocabulary = vocabulary
+        self.joined = False
+        """made of several saved models: no one config describes it"""
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: torch.device | str = "cpu") -> Captioner:
@@ -45,6 +55,8 @@ class Captioner:
 
         Decode settings and confidence are the first one's.
         """
+        if not captioners:
+            raise ConfigError("an ensemble needs at least one model.")
         first, *others = captioners
         if not others:
             return first
@@ -55,10 +67,12 @@ class Captioner:
                     f"{len(other.vocabulary):,} words, or other words at the same places."
                 )
         most = min(captioner.config.model.max_words for captioner in captioners)
-        config = override(first.config, "model", {"max_words": most}) if others else first.config
-        return cls(
-            Ensemble([captioner.model for captioner in captioners]) if others else first.model, config, first.vocabulary
-        )
+        decode = first.config.decode
+        decode = replace(decode, max_words=min(decode.max_words, most), min_words=min(decode.min_words, most - 1))
+        config = replace(first.config, model=replace(first.config.model, max_words=most), decode=decode)
+        joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary)
+        joined.joined = True
+        return joined
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -66,6 +80,8 @@ class Captioner:
         return tuple(dict.fromkeys(name for member in self.model.members for name in member.encoding.embed.names))
 
     def save_pretrained(self, directory: str | Path) -> None:
+        if self.joined:
+            raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
         save_pretrained(directory, self.model, self.config, self.vocabulary)
 
     def caption_views(
@@ -86,9 +102,16 @@ class Captioner:
         decode = override(self.config, "decode", settings).decode if settings else self.config.decode
         if n_best < 1:
             raise ConfigError(f"n_best must be at least 1, not {n_best}.")
-        both = set(must) & set(never)
-        if both:
-            raise ConfigError(f"'{min(both)}' cannot be demanded and forbidden at once.")
+        source = "samples" if decode.method == "sample" else "beam"
+        if n_best > getattr(decode, source):
+            raise ConfigError(
+                f"{n_best} captions a photo need decode.{source} of at least {n_best}, not {getattr(decode, source)}."
+            )
+        banned = set(forbidden(never, self.vocabulary))
+        for choices in demanded(must, self.vocabulary):
+            if banned.issuperset(choices):
+                word = self.vocabulary.words[choices[0]]
+                raise ConfigError(f"'{word}' cannot be demanded and forbidden at once.")
         device = next(self.model.parameters()).device
         generator = None if seed is None else torch.Generator(device).manual_seed(seed)
         strategy = build_strategy(decode, self.vocabulary, must, n_best, generator)
@@ -99,6 +122,7 @@ class Captioner:
         names = encoded.names if isinstance(self.model, Haav) else ()
         if decode.collapse_repeats:
             found = collapse_repeats(found)
+        found = found.cpu()
         return [self._captions(found, photo, names, n_best) for photo in range(len(found.tokens))]
 
     def _captions(self, found: Generated, photo: int, names: tuple[str, ...], n_best: int) -> Caption:

@@ -85,7 +85,8 @@ class DecodeConfig:
 
     method: str = setting("beam", "search for the most probable caption, or draw one", choices=("beam", "sample"))
     beam: int = setting(5, "captions kept in the search; 1: greedy", low=1)
-    length_penalty: float = setting(0.0, "captions compete by log-probability / words ** this", low=0)
+    keep_greedy: bool = setting(True, "the greedy caption keeps a place, so that the search never finds a worse one")
+    length_penalty: float = setting(0.0, "captions compete by log-probability / words ** this", low=0, below=10)
     groups: int = setting(1, "groups of a diverse beam search; they divide the beam", low=1)
     diversity: float = setting(0.5, "what a word costs a group for each time a group before has chosen it", low=0)
     samples: int = setting(1, "captions to draw", low=1)

@@ -232,7 +232,8 @@ class Word:
     confidence: float
     """share of such words that people use too: the word's probability, calibrated on val"""
     views: Mapping[str, float] | None
-    """view → weight (last decoder layer, mean over heads); sums to 1; None where the variant has no weights"""
+    """view → weight (last decoder layer, mean over heads); they sum to 1, or are all 0 where a photo has no view at
+    all; None where the variant has no weights"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """From encoded views to captions: a loop, a strategy that chooses words, rules that forbid some."""
 
 from haav.generate.beam import BeamSearch
-from haav.generate.build import build_rules, build_strategy
+from haav.generate.build import build_rules, build_strategy, demanded, forbidden
 from haav.generate.loop import CaptionModel, Choice, Generated, Strategy, collapse_repeats, generate
 from haav.generate.rules import Ending, Never, NoRepeats, Rule
 from haav.generate.sample import Sampling
@@ -20,5 +20,7 @@ __all__ = [
     "build_rules",
     "build_strategy",
     "collapse_repeats",
+    "demanded",
+    "forbidden",
     "generate",
 ]

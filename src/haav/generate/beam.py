@@ -33,6 +33,11 @@ class BeamSearch:
     """what a word costs for each time that a group before has chosen it at this step"""
     n_best: int | None = None
     """how many captions are wanted; fewer than the beam lets photos finish sooner, with the same result"""
+    keep_greedy: bool = False
+    """the last place is always the greedy caption's, so that none is found that is less probable (plain beam only)"""
+
+    def __post_init__(self) -> None:
+        assert self.beam % self.groups == 0, "config.py refuses what does not divide"
 
     @property
     def states(self) -> int:
@@ -82,12 +87,20 @@ class BeamSearch:
         scores = ((past[..., None] + values) / grown.clamp(min=1) ** self.length_penalty).flatten(1)
         reached = self._reached(words).flatten(1)
         size = min(width, scores.shape[1])
-        banks = [scores.masked_fill(reached != state, -torch.inf).topk(size, dim=1) for state in range(self.states)]
-        pick = torch.cat([bank.indices for bank in banks], dim=1)
+        if self.keep_greedy and self.groups == self.states == 1:
+            # The greedy caption is the last; its words come first, the best of them in front.
+            greedy = torch.full_like(scores[:, :1], scores.shape[1] - words.shape[-1], dtype=torch.int64)
+            others = scores.scatter(1, greedy, -torch.inf).topk(size - 1, dim=1)
+            pick = torch.cat([others.indices, greedy], dim=1)
+            best = torch.cat([others.values, scores.gather(1, greedy)], dim=1)
+        else:
+            banks = [scores.masked_fill(reached != state, -torch.inf).topk(size, dim=1) for state in range(self.states)]
+            pick = torch.cat([bank.indices for bank in banks], dim=1)
+            best = torch.cat([bank.values for bank in banks], dim=1)
         parents, words = pick // words.shape[-1], words.flatten(1).gather(1, pick)
         own = logprobs.flatten(1, 2)[torch.arange(len(pick), device=pick.device)[:, None], parents, words]
         # A bank with fewer candidates than places is filled up with captions that are none.
-        empty = torch.cat([bank.values for bank in banks], dim=1).isneginf()
+        empty = best.isneginf()
         return Choice(parents, words.masked_fill(empty, PAD), own.masked_fill(empty, -torch.inf))
 
     def _reached(self, words: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from haav.generate.beam import BeamSearch
 from haav.generate.loop import Strategy
 from haav.generate.rules import Ending, Never, NoRepeats, Rule
 from haav.generate.sample import Sampling
-from haav.text import BOS, DANGLING, PAD, UNK, Vocabulary
+from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
 
 MOST_DEMANDS = 4
 """the banks of a constrained search double with each"""
@@ -26,32 +26,61 @@ def build_strategy(
     generator: torch.Generator | None = None,
 ) -> Strategy:
     """`must`: words to be said, "dog|puppy" for either of them"""
-    demands = [[word_id(word, vocabulary) for word in choices.split("|")] for choices in dict.fromkeys(must)]
+    demands = demanded(must, vocabulary)
     if settings.method == "sample":
         if demands:
             raise ConfigError("words that must be said need decode.method beam: a sample cannot look ahead.")
         return Sampling(settings.samples, settings.temperature, settings.top_k, settings.top_p, generator)
     if len(demands) > MOST_DEMANDS:
         raise ConfigError(f"at most {MOST_DEMANDS} words can be demanded, not {len(demands)}.")
-    return BeamSearch(settings.beam, settings.length_penalty, demands, settings.groups, settings.diversity, n_best)
+    return BeamSearch(
+        settings.beam,
+        settings.length_penalty,
+        demands,
+        settings.groups,
+        settings.diversity,
+        n_best,
+        settings.keep_greedy,
+    )
+
+
+def demanded(must: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
+    wanted = {tuple(_known(word, vocabulary) for word in choices.split("|")) for choices in _listed("must", must)}
+    return sorted(map(list, wanted))
+
+
+def forbidden(never: Sequence[str], vocabulary: Vocabulary) -> list[int]:
+    """Words that the model does not know are never said anyway."""
+    ids = (vocabulary.ids.get(_plain(word)) for word in _listed("never", never))
+    return sorted({number for number in ids if number is not None and number not in (PAD, BOS, EOS)})
 
 
 def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[str] = ()) -> list[Rule]:
     """`never`: words not to be said"""
     rules: list[Rule] = [Never([PAD, BOS, *([] if settings.allow_unk else [UNK])])]
-    unsaid = [vocabulary.ids[word] for word in never if word in vocabulary.ids]
+    unsaid = forbidden(never, vocabulary)
     if unsaid:
         rules.append(Never(unsaid))
     if settings.no_repeat:
         rules.append(NoRepeats(settings.no_repeat))
     dangling = [] if settings.allow_cut else [vocabulary.ids[word] for word in sorted(DANGLING & vocabulary.ids.keys())]
     if settings.min_words or not settings.allow_cut:
-        rules.append(Ending(settings.min_words, dangling))
+        rules.append(Ending(settings.min_words, dangling, in_time=not settings.allow_cut))
     return rules
 
 
-def word_id(word: str, vocabulary: Vocabulary) -> int:
-    found = vocabulary.ids.get(word.strip().lower())
-    if found is None or found in (UNK, PAD, BOS):
-        raise ConfigError(f"the model does not know the word '{word}'.{did_you_mean(word, vocabulary.words)}")
+def _known(word: str, vocabulary: Vocabulary) -> int:
+    found = vocabulary.ids.get(_plain(word))
+    if found is None or found in (UNK, PAD, BOS, EOS):
+        raise ConfigError(f"the model does not know the word '{word}'.{did_you_mean(_plain(word), vocabulary.words)}")
     return found
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower()
+
+
+def _listed(name: str, words: Sequence[str]) -> Sequence[str]:
+    if isinstance(words, str):
+        raise ConfigError(f"{name} takes a list of words: {name}=['{words}'].")
+    return words

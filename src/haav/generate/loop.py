@@ -54,6 +54,9 @@ class Generated:
         weights = None if self.weights is None else self.weights[photos, captions]
         return Generated(self.tokens[photos, captions], self.logprobs[photos, captions], weights)
 
+    def cpu(self) -> Generated:
+        return Generated(self.tokens.cpu(), self.logprobs.cpu(), None if self.weights is None else self.weights.cpu())
+
     def keep(self, photos: Tensor) -> Generated:
         weights = None if self.weights is None else self.weights[photos]
         return Generated(self.tokens[photos], self.logprobs[photos], weights)
@@ -94,6 +97,8 @@ def generate(
     Settled photos leave the batch once they are half of it: what remains is copied at most once over,
     all halvings together. Between, only word caches follow the captions; a photo's memory is never copied for them.
     """
+    if not len(encoded.present):
+        return Generated(torch.zeros(0, 0, 0, dtype=torch.int64), torch.zeros(0, 0, 0), None)
     decoded = model.decode(_first_words(encoded), model.start(encoded))
     photos = torch.arange(len(encoded.present), device=encoded.present.device)
     captions = _no_words(decoded)
@@ -168,8 +173,8 @@ def _no_words(decoded: Decoded) -> Generated:
 
 def _in_order(done: list[tuple[Tensor, Generated]]) -> Generated:
     """Photos that left one after the other, padded to the longest and back in their places."""
-    longest = max((part.tokens.shape[2] for _, part in done), default=0)
-    most = max((part.tokens.shape[1] for _, part in done), default=0)
+    longest = max(part.tokens.shape[2] for _, part in done)
+    most = max(part.tokens.shape[1] for _, part in done)
     order = torch.cat([photos for photos, _ in done]).argsort()
     parts = [_pad(part, most, longest) for _, part in done]
     weights = [part.weights for part in parts if part.weights is not None]

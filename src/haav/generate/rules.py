@@ -33,18 +33,20 @@ class Never:
 
 @dataclass(frozen=True)
 class Ending:
-    """A caption ends in time, has its least words, and does not stop short ("a man with a")."""
+    """A caption has its least words, does not stop short ("a man with a"), and ends in time."""
 
     min_words: int = 0
     dangling: Sequence[int] = ()
     """words that no caption ends with"""
+    in_time: bool = True
+    """where only one more word fits, it is the end"""
 
     def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
-        if room == 1:
+        if room == 1 and self.in_time:
             scores[..., :EOS] = scores[..., EOS + 1 :] = -torch.inf
         elif room == 2 and self.dangling:
             scores[..., list(self.dangling)] = -torch.inf
-        if room > 1 and words.shape[2] < self.min_words:
+        if words.shape[2] < self.min_words:
             scores[..., EOS] = -torch.inf
         if self.dangling and words.shape[2]:
             hanging = torch.isin(words[..., -1], words.new_tensor(self.dangling))

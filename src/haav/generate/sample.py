@@ -44,7 +44,9 @@ class Sampling:
         chances = scores.softmax(dim=-1)
         if self.top_p < 1:
             ranked, words = chances.sort(dim=-1, descending=True)
-            ranked = ranked.masked_fill(ranked.cumsum(dim=-1) - ranked >= self.top_p, 0.0)
+            dropped = ranked.cumsum(dim=-1) - ranked >= self.top_p
+            dropped[..., 0] = False
+            ranked = ranked.masked_fill(dropped, 0.0)
             chances = torch.zeros_like(chances).scatter(-1, words, ranked)
         dead = logprobs.isneginf().all(dim=-1)
         chances[dead] = 0.0
