@@ -13,7 +13,7 @@ from haav.cli import main
 from haav.data.annotations import Photo, load_dataset
 from haav.errors import ConfigError, DataError
 from haav.predict import calibrate, predict
-from haav.predictions import load_objects, load_predictions, load_references, match, save_predictions
+from haav.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, PhotoView, Word
@@ -76,13 +76,39 @@ def test_missing_and_surplus_photos_are_errors_that_name_the_first() -> None:
 
 
 def test_the_coco_server_gets_numbers(tmp_path: Path) -> None:
-    save_predictions(tmp_path / "s.json", CAPTIONS, PHOTOS, "coco-server")
+    save_predictions(tmp_path / "s.json", CAPTIONS, names_for("coco-server", PHOTOS))
     assert json.loads((tmp_path / "s.json").read_text())[0] == {"image_id": 1, "caption": "a w6"}
-    save_predictions(tmp_path / "p.json", CAPTIONS, PHOTOS)
+    save_predictions(tmp_path / "p.json", CAPTIONS, names_for("coco", PHOTOS))
     assert load_predictions(tmp_path / "p.json") == CAPTIONS
     with pytest.raises(DataError, match=r"takes numbers; 1 photos have none \(first: cat.jpg\)"):
-        save_predictions(tmp_path / "s.json", {"cat.jpg": "a"}, [Photo("cat.jpg", "val")], "coco-server")
-    assert len(load_predictions(tmp_path / "s.json")) == 4, "the file that was there is whole"
+        names_for("coco-server", [Photo("cat.jpg", "val")])
+    with pytest.raises(DataError, match="the same number"):
+        names_for("coco-server", [Photo("a/1.jpg", "val"), Photo("b/1.jpg", "val")])
+    with pytest.raises(ConfigError, match="Did you mean 'coco'"):
+        names_for("cocoo", PHOTOS)
+
+
+def test_names_that_two_photos_share_are_not_used() -> None:
+    photos = [Photo("a/1.jpg", "val"), Photo("b/1.jpg", "val")]
+    with pytest.raises(DataError, match="2 of 2 photos have no caption"):
+        match({"1": "x"}, photos)
+    swapped = [Photo("1.jpg", "val", (), coco_id=2), Photo("2.jpg", "val", (), coco_id=1)]
+    assert match({"1": "one", "2": "two"}, swapped) == {"1.jpg": "two", "2.jpg": "one"}, "COCO's numbers are meant"
+
+
+def test_pycocoevalcaps_own_layout_is_read_and_captions_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({"1": [{"image_id": 1, "caption": "a dog"}], "2": ["b"]}))
+    assert [photo.captions for photo in load_references(tmp_path / "r.json")] == [("a dog",), ("b",)]
+    (tmp_path / "r.json").write_text(json.dumps({"1": [7]}))
+    with pytest.raises(DataError, match="must have a text as caption, not 7"):
+        load_references(tmp_path / "r.json")
+    (tmp_path / "r.json").write_text('{"1": ["a"], "1": ["b"]}')
+    with pytest.raises(DataError, match="'1' stands there more than once"):
+        load_references(tmp_path / "r.json")
+    (tmp_path / "p.jsonl").write_text('{"image_id": 1, "caption": "a\u2028b"}\n', encoding="utf-8")
+    assert load_predictions(tmp_path / "p.jsonl") == {"1": "a\u2028b"}
+    (tmp_path / "t.json").write_text(json.dumps({"images": [{"id": 5, "file_name": "x.jpg"}]}))
+    assert load_dataset(tmp_path / "t.json", "test").split("test") == (Photo("x.jpg", "test", (), 5),)
 
 
 def test_references_say_which_split(tmp_path: Path) -> None:
@@ -107,6 +133,9 @@ def test_references_say_which_split(tmp_path: Path) -> None:
 def test_objects_are_matched_like_captions(tmp_path: Path) -> None:
     (tmp_path / "o.json").write_text(json.dumps({"1": ["dog"], "9": ["cat"]}))
     assert load_objects(tmp_path / "o.json", PHOTOS) == {PHOTOS[0].id: ("dog",)}
+    (tmp_path / "o.json").write_text(json.dumps({"cat": ["dog"]}))
+    with pytest.raises(DataError, match=r"names none of the 4 photos \(first of its names: cat\)"):
+        load_objects(tmp_path / "o.json", PHOTOS)
     (tmp_path / "o.json").write_text("[1]")
     with pytest.raises(DataError, match="must be {id:"):
         load_objects(tmp_path / "o.json", PHOTOS)
@@ -156,6 +185,8 @@ def test_predict_then_evaluate_by_command(world: dict[str, str], capsys: pytest.
     assert run("predict", "--model", f"{world['all']},{world['two']}", *common, "--decode.beam", "2") == 0
     assert run("predict", "--model", world["all"], *common, "--format", "coco-server", "--decode.min_words", "2") == 0
     assert set(load_predictions(world["out.json"])) == {str(n) for n in range(1, 8)}
+    assert run("predict", "--model", world["two"], "--store", world["store"], "--out", world["out.json"]) == 0
+    assert len(load_predictions(world["out.json"])) == 7, "without a data set, all photos of the store"
     capsys.readouterr()
     scoring = ["evaluate", "--predictions", world["out.json"], "--references", world["data.json"]]
     assert run(*scoring, "--skip", "METEOR", "--json", "--compare", world["out.json"]) == 0
@@ -177,6 +208,10 @@ def test_predict_then_evaluate_by_command(world: dict[str, str], capsys: pytest.
         (["--format", "cocoo"], "unknown format 'cocoo'. Did you mean 'coco'?"),
         (["--model.d_model", "12"], "'--model.d_model' cannot be changed once a model is trained"),
         (["--decode.beem", "3"], "unknown setting"),
+        (["--batch", "0"], "a batch has at least 1 photo, not 0"),
+        (["--out", "no-such-folder/x.json"], "there is no folder no-such-folder"),
+        (["--out", "."], ". is a folder; name a file"),
+        (["--model", ","], "an ensemble needs at least one model"),
     ],
 )
 def test_mistakes_are_named(
@@ -201,8 +236,11 @@ def test_models_of_other_words_make_no_ensemble(world: dict[str, str]) -> None:
 def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     before = Captioner.from_pretrained(world["all"])
     data = ["--store", world["store"], "--dataset", world["data.json"]]
-    assert run("calibrate", world["all"], *data) == 0
+    assert run("calibrate", world["all"], *data, "--decode.beam", "1") == 0
     report = json.loads(capsys.readouterr().out)
+    assert report["calibration error of the confidence"] < report["calibration error of the probabilities"]
+    assert run("calibrate", f"{world['all']},{world['two']}", *data) == 1
+    assert "belongs to one model" in capsys.readouterr().err
     after = Captioner.from_pretrained(world["all"])
     assert after.config.confidence.offset == report["offset"] != before.config.confidence.offset
     assert after.config.decode == before.config.decode

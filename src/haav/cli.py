@@ -291,29 +291,35 @@ def predict(
     *,
     model: Annotated[str, "model directory; several with commas: an ensemble"],
     store: Annotated[str, "view store with the photos' views"],
-    dataset: Annotated[str, "data set whose photos are captioned"],
     out: Annotated[str, "file to write"],
-    split: Annotated[str, "train, val or test"] = "val",
+    dataset: Annotated[str | None, "data set whose photos are captioned; without it, all photos of the store"] = None,
+    split: Annotated[str, "of the data set: train, val or test"] = "val",
     format: Annotated[str, "coco: results by file name; coco-server: by COCO's numbers, as its server wants"] = "coco",
     batch: Annotated[int, "photos at once"] = 50,
+    seed: Annotated[int, "of captions drawn with --decode.method sample"] = 0,
+    device: Annotated[str, "where the model runs: cpu, cuda, …"] = "cpu",
     overrides: Overrides | None = None,
 ) -> int:
     """Caption the photos of a split from their stored views."""
     from haav import predict, terminal
-    from haav.data.annotations import load_dataset
-    from haav.predictions import FORMATS, save_predictions
+    from haav.data.annotations import Photo, load_dataset
+    from haav.files import check_writable
+    from haav.predictions import names_for, save_predictions
     from haav.store import Store
 
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
-    captioner = _load_captioner(model, overrides)
-    photos = load_dataset(dataset).split(split)
-    if not photos:
-        raise ConfigError(f"{dataset} has no photos in split '{split}'.")
+    check_writable(Path(out))  # what cannot end well is said before the work, not after
+    captioner = _load_captioner(model, overrides, device)
     with Store(store) as opened, terminal.progress("photos") as progress:
-        found = predict.predict(captioner, opened, photos, batch, progress)
+        if dataset:
+            photos = load_dataset(dataset, split).split(split)
+        else:
+            photos = tuple(Photo(name, split) for name in opened.ids(captioner.views[0]))
+        if not photos:
+            raise ConfigError(f"{dataset or store} has no photos in split '{split}'.")
+        names = names_for(format, photos)
+        found = predict.predict(captioner, opened, photos, batch, progress, seed)
         captions = {photo: caption.text for photo, caption in found}
-    save_predictions(out, captions, photos, format)
+    save_predictions(out, captions, names)
     print(f"{out}: {len(captions):,} captions.")
     return 0
 
@@ -327,18 +333,24 @@ def calibrate(
     overrides: Overrides | None = None,
 ) -> int:
     """Fit the confidence of words to how often people use them of the same photo; report the calibration error."""
+    from dataclasses import replace
+
     from haav import predict, terminal
+    from haav.captioner import Captioner
     from haav.data.annotations import load_dataset
     from haav.store import Store
 
     if split == "test":
         raise ConfigError("confidence is fitted on val, never on test.")
+    if "," in model:
+        raise ConfigError("confidence belongs to one model: calibrate each for itself.")
     captioner = _load_captioner(model, overrides)
-    photos = load_dataset(dataset).split(split)
+    photos = load_dataset(dataset, split).split(split)
     with Store(store) as opened, terminal.progress("photos") as progress:
         captions = dict(predict.predict(captioner, opened, photos, progress=progress))
     settings, report = predict.calibrate(captions, photos)
-    predict.with_confidence(captioner, settings).save_pretrained(model)
+    saved = Captioner.from_pretrained(model)  # as it was: decode settings of this command are not the model's
+    Captioner(saved.model, replace(saved.config, confidence=settings), saved.vocabulary).save_pretrained(model)
     _print_json({"offset": settings.offset, "slope": settings.slope, **report})
     return 0
 
@@ -384,12 +396,12 @@ def evaluate(
     return 0
 
 
-def _load_captioner(paths: str, overrides: Overrides | None) -> Captioner:
+def _load_captioner(paths: str, overrides: Overrides | None, device: str = "cpu") -> Captioner:
     from haav.captioner import Captioner
     from haav.config import override
     from haav.presets import flags_from
 
-    captioner = Captioner.ensemble([Captioner.from_pretrained(path) for path in _listed(paths)])
+    captioner = Captioner.ensemble([Captioner.from_pretrained(path, device) for path in _listed(paths)])
     decode = {}
     for (section, *rest), given in flags_from(overrides or []).items():
         if section != "decode":
@@ -499,7 +511,9 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "overrides":
-            parser.epilog = "Any setting can be given with its dotted name, e.g. --model.d_model 512."
+            trained = "model" in inspect.signature(function).parameters  # then only how it writes can be set
+            example = "Decode settings can be given, e.g. --decode.beam 1." if trained else ""
+            parser.epilog = example or "Any setting can be given with its dotted name, e.g. --model.d_model 512."
             continue
         kind, doc = typing.get_args(hints[name])
         if doc is type(None):  # Python 3.10 wraps what defaults to None once more

@@ -19,6 +19,8 @@ def write_atomically(path: Path, write: Writer) -> None:
 
 def write_together(files: Mapping[Path, Writer]) -> None:
     """Write all beside their places and flush them to disk; only when that has worked, move them there."""
+    for path in files:
+        check_writable(path)
     staged: dict[Path, Path] = {}
     try:
         for path, write in files.items():
@@ -34,6 +36,16 @@ def write_together(files: Mapping[Path, Writer]) -> None:
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Before long work: that its result will have a place."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file.")
+    if not path.parent.is_dir():
+        raise DataError(f"{path} cannot be written: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"{path} cannot be written: the folder {path.parent} is read-only.")
 
 
 def require_files(directory: Path, names: Sequence[str], hint: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,20 +11,28 @@ from haav.captioner import Captioner
 from haav.config import ConfidenceConfig
 from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
-from haav.errors import DataError
+from haav.errors import ConfigError, DataError
 from haav.evaluate.ptb import tokenize
 from haav.store import Store
 from haav.types import Caption, Progress, quiet
 
 
 def predict(
-    captioner: Captioner, store: Store, photos: Sequence[Photo], batch: int = 50, progress: Progress = quiet
+    captioner: Captioner,
+    store: Store,
+    photos: Sequence[Photo],
+    batch: int = 50,
+    progress: Progress = quiet,
+    seed: int | None = None,
 ) -> Iterator[tuple[str, Caption]]:
-    """Photo and caption, in order; the views are read from the store."""
+    """Photo and caption, in order; the views are read from the store. `seed`: of samples"""
+    if batch < 1:
+        raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
     done = 0
     for part in build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0):
-        yield from zip(part.ids, captioner.caption_views(part.views), strict=True)
+        own_seed = None if seed is None else seed + done
+        yield from zip(part.ids, captioner.caption_views(part.views, seed=own_seed), strict=True)
         done += len(part.ids)
         progress(done, len(stored))
 
@@ -37,23 +44,21 @@ def calibrate(captions: Mapping[str, Caption], photos: Sequence[Photo]) -> tuple
         used = {token for text in photo.captions for token in tokenize(text)}
         if used:
             said = captions[photo.id].words
-            words += [(number % 2, word.logprob, used.issuperset(tokenize(word.text))) for word in said]
+            known = [(word.logprob, tokenize(word.text)) for word in said]
+            words += [(number % 2, logprob, used.issuperset(tokens)) for logprob, tokens in known if tokens]
     if not words:
         raise DataError("nothing to calibrate on: no photo has both a caption and references.")
     half, logprobs, hits = (np.array(column) for column in zip(*words, strict=True))
-    before, errors = [], []
-    for held_out in (0, 1):
-        test, rest = half == held_out, half != held_out
-        settings = fit(logprobs[rest], hits[rest]) if rest.any() else ConfidenceConfig()
-        before.append(reliability(np.exp(logprobs[test]), hits[test])[0])
-        errors.append(reliability(confidences(logprobs[test], settings), hits[test])[0])
+    if len(set(half.tolist())) < 2:
+        raise DataError("calibration fits on some photos and tests on others: it needs at least two with references.")
+    held_out = np.zeros(len(words))
+    for number in (0, 1):
+        held_out[half == number] = confidences(
+            logprobs[half == number], fit(logprobs[half != number], hits[half != number])
+        )
     return fit(logprobs, hits), {
         "words": len(words),
         "used by people": float(hits.mean()),
-        "calibration error of the probabilities": float(np.mean(before)),
-        "calibration error of the confidence": float(np.mean(errors)),
+        "calibration error of the probabilities": reliability(np.exp(logprobs), hits)[0],
+        "calibration error of the confidence": reliability(held_out, hits)[0],
     }
-
-
-def with_confidence(captioner: Captioner, settings: ConfidenceConfig) -> Captioner:
-    return Captioner(captioner.model, replace(captioner.config, confidence=settings), captioner.vocabulary)

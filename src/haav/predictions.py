@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from haav.data.annotations import Photo, load_dataset, read_text
-from haav.errors import ConfigError, DataError
+from haav.data.annotations import Photo, load_dataset, parse_json, read_text
+from haav.errors import ConfigError, DataError, unknown
 from haav.files import write_atomically
 
 FORMATS = ("coco", "coco-server")
@@ -21,9 +21,9 @@ def load_predictions(path: str | Path) -> dict[str, str]:
     text = read_text(path)
     try:
         if path.name.removesuffix(".gz").endswith(".jsonl"):
-            data: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+            data: Any = [parse_json(line) for line in text.split("\n") if line.strip()]
         else:
-            data = json.loads(text)
+            data = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not whole JSON: {error}.") from None
     if isinstance(data, dict):
@@ -53,35 +53,48 @@ def load_references(path: str | Path, split: str | None = None) -> tuple[Photo, 
         raise ConfigError(f"{path} has the splits {', '.join(splits)}: say which with --split.")
     photos = dataset.photos if split is None else dataset.split(split)
     if not photos:
-        raise DataError(f"{path} has no photos in split '{split}', only in: {', '.join(splits) or 'none'}.")
+        where = f" in split '{split}', only in: {', '.join(splits)}" if split and splits else ""
+        raise DataError(f"{path} has no photos{where}.")
     return photos
 
 
 def load_objects(path: str | Path, photos: Sequence[Photo]) -> dict[str, tuple[str, ...]]:
     """`{id: [names]}`; a photo that is not named has none"""
     try:
-        data = json.loads(read_text(Path(path)))
+        data = parse_json(read_text(Path(path)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not whole JSON: {error}.") from None
     if not isinstance(data, dict) or not all(isinstance(names, list) for names in data.values()):
         raise DataError(f"{path} must be {{id: [names of what is in the photo]}}.")
     known = _by_id(data, photos)
-    return {known[name]: tuple(map(str, names)) for name, names in data.items() if name in known}
+    found = {known[name]: tuple(map(str, names)) for name, names in data.items() if name in known}
+    if not found:
+        raise DataError(f"{path} names none of the {len(photos):,} photos (first of its names: {_first(data)}).")
+    return found
 
 
-def save_predictions(
-    path: str | Path, captions: Mapping[str, str], photos: Sequence[Photo], form: str = "coco"
-) -> None:
-    """`coco`: COCO results with the photos' names; `coco-server`: with their numbers, as the MS-COCO server wants."""
-    numbers = {photo.id: _coco_number(photo) for photo in photos} if form == "coco-server" else {}
-    nameless = [name for name in captions if form == "coco-server" and numbers.get(name) is None]
+def save_predictions(path: str | Path, captions: Mapping[str, str], names: Mapping[str, str | int]) -> None:
+    """COCO results, each photo under its name of `names`"""
+    rows = [{"image_id": names[photo], "caption": caption} for photo, caption in captions.items()]
+    write_atomically(Path(path), lambda file: file.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8"))
+
+
+def names_for(form: str, photos: Sequence[Photo]) -> dict[str, str | int]:
+    """What photos are called in a file: by `coco` their own names, by `coco-server` COCO's numbers"""
+    if form not in FORMATS:
+        raise ConfigError(unknown("format", form, FORMATS))
+    if form == "coco":
+        return {photo.id: photo.id for photo in photos}
+    numbers = {photo.id: _coco_number(photo) for photo in photos}
+    nameless = [name for name, number in numbers.items() if number is None]
     if nameless:
         raise DataError(
             f"the MS-COCO server takes numbers; {len(nameless):,} photos have none (first: {_first(nameless)}).\n"
             "  They come from 'cocoid' or 'id' of the annotations, or from a name like COCO_val2014_000000391895.jpg."
         )
-    rows = [{"image_id": numbers.get(name, name), "caption": caption} for name, caption in captions.items()]
-    write_atomically(Path(path), lambda file: file.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8"))
+    if len(set(numbers.values())) < len(numbers):
+        raise DataError("two photos have the same number; the MS-COCO server takes one caption a number.")
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def match(captions: Mapping[str, str], photos: Sequence[Photo]) -> dict[str, str]:
@@ -103,12 +116,14 @@ def match(captions: Mapping[str, str], photos: Sequence[Photo]) -> dict[str, str
 
 def _by_id(given: Mapping[str, Any], photos: Sequence[Photo]) -> dict[str, str]:
     """The way of naming photos that most of the given names fit → the photos' own ids"""
-    kinds = (
+    kinds = [
         {photo.id: photo.id for photo in photos},
+        {str(photo.coco_id): photo.id for photo in photos if photo.coco_id is not None},
         {PurePath(photo.id).stem: photo.id for photo in photos},
         {str(number): photo.id for photo in photos if (number := _coco_number(photo)) is not None},
-    )
-    return max(kinds, key=lambda kind: len(kind.keys() & given.keys()))
+    ]
+    clear = [kind for kind in kinds if len(kind) == len(photos)]  # a way that gives two photos one name is none
+    return max(clear, key=lambda kind: len(kind.keys() & given.keys()))
 
 
 def _coco_number(photo: Photo) -> int | None:

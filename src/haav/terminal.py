@@ -126,14 +126,14 @@ def print_report(
         table.add_row(name, *row)
     console.print(table)
     for name, reason in report.reasons.items():
-        console.print(f"{name}: – ({reason})", highlight=False, markup=False)
+        console.print(f"{name}: – ({reason})", highlight=False, markup=False, soft_wrap=True)
     words = _table("", "captions", *(("other",) if other else ()))
     for name, value in report.wording.items():
         values = [value, *([other.wording[name]] if other else [])]
         counted = name in ("words a caption", "vocabulary used")
         words.add_row(name, *(f"{number:,.1f}" if counted else f"{100 * number:.1f} %" for number in values))
     console.print(words)
-    console.print(report.signature, style="dim", highlight=False)
+    console.print(report.signature, style="dim", highlight=False, soft_wrap=True)
 
 
 def print_description(description: Description) -> None:

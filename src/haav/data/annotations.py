@@ -82,16 +82,22 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
             rows: Iterable[Any] = csv.DictReader(io.StringIO(text))
             return _table(rows, path, split)
         if name.endswith(".jsonl"):
-            return _table([json.loads(line) for line in text.splitlines() if line.strip()], path, split)
-        data = json.loads(text)
+            return _table([parse_json(line) for line in text.split("\n") if line.strip()], path, split)
+        data = parse_json(text)
     except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} is not whole {name.rsplit('.')[-1].upper()}: {error}.") from None
     if isinstance(data, dict) and isinstance(data.get("annotations"), list):
         return _coco(data, path, split)
     if isinstance(data, dict) and isinstance(data.get("images"), list):
+        if any(isinstance(image, dict) and "file_name" in image for image in data["images"][:1]):
+            return _coco({**data, "annotations": []}, path, split)  # a test set: photos without captions
         return _karpathy(data, path)
     if isinstance(data, dict) and all(isinstance(texts, list) for texts in data.values()):
-        rows = [{"image": name, "caption": text} for name, texts in data.items() for text in texts or [""]]
+        rows = [
+            {"image": name, "caption": text.get("caption") if isinstance(text, dict) else text}
+            for name, texts in data.items()
+            for text in texts or [""]
+        ]
         return _table(rows, path, split)
     raise DataError(
         f"{path} is neither Karpathy's JSON ('images' with 'sentences') nor COCO's ('annotations') "
@@ -105,7 +111,7 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
         try:
             name = image["filename"]
             split = "train" if image["split"] == "restval" else image["split"]
-            captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences", ()))
+            captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences") or ())
             number_in_coco = image.get("cocoid")
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: image {number} lacks {error}.") from None
@@ -139,8 +145,11 @@ def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
         if splits.setdefault(image, own) != own:
             raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {own}.")
         texts = captions.setdefault(image, [])
-        if row.get("caption"):
-            texts.append(str(row["caption"]).strip())
+        caption = row.get("caption")
+        if not isinstance(caption, (str, type(None))):
+            raise DataError(f"{path}: row {number} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
+        if caption:
+            texts.append(caption.strip())
     return Dataset(tuple(Photo(image, splits[image], tuple(texts)) for image, texts in captions.items()))
 
 
@@ -174,6 +183,19 @@ def _split(name: str, path: Path) -> str:
     if name not in SPLITS:
         raise DataError(f"{path}: " + unknown("split", name, SPLITS))
     return name
+
+
+def parse_json(text: str) -> Any:
+    """JSON in which no name stands twice: the second value would silently win."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise ValueError(f"'{twice}' stands there more than once")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def read_text(path: Path) -> str:

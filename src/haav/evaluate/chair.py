@@ -26,7 +26,7 @@ couch: couches, sofa; potted plant: houseplant; bed; dining table: table, desk; 
 laptop; mouse; remote; keyboard; cell phone: phone, cellphone, smartphone; microwave; oven: stove; toaster; sink;
 refrigerator: fridge; book; clock; vase; scissors; teddy bear: teddy; hair drier: hairdryer; toothbrush: toothbrushes
 """
-_NOTHING = ("toilet paper", "car seat", "train station", "train tracks", "bus stop", "bed room", "table cloth")
+_NOTHING = ("toilet paper", "car seat", "train station", "train track", "bus stop", "bed room", "table cloth")
 """name no object of these classes, though their words do"""
 
 
@@ -36,11 +36,14 @@ def chair(
     references: Sequence[Sequence[Caption]],
 ) -> dict[str, float]:
     """CHAIRi: share of named objects that are not there; CHAIRs: share of captions that name one."""
+    labels = [[label.strip().lower() for label in own] for own in labels]
     names = _names({label for own in labels for label in own})
     said = [mentioned(caption, names) for caption in captions]
     wrong = []
     for objects, own, texts in zip(said, labels, references, strict=True):
-        there = {names[label] for label in own} | {name for text in texts for name in mentioned(text, names)}
+        there = {names[_singular(label, names)] for label in own} | {
+            name for text in texts for name in mentioned(text, names)
+        }
         wrong.append([name for name in objects if name not in there])
     return {
         "CHAIRi": sum(map(len, wrong)) / max(sum(map(len, said)), 1),
@@ -54,19 +57,25 @@ def mentioned(caption: Caption, names: Mapping[str, str | None]) -> list[str]:
     while at < len(caption):
         for length in (2, 1):
             name = " ".join(caption[at : at + length])
-            known = next((form for form in (name, name.removesuffix("s")) if form in names), None)
-            if known is not None:
+            known = _singular(name, names)
+            if known in names:
                 break
         at += length
-        if known is not None and (named := names[known]):
+        if named := names.get(known):
             found.append(named)
     return found
 
 
+def _singular(name: str, names: Mapping[str, str | None]) -> str:
+    """The name itself if it is known, else without its plural's ending if that is"""
+    forms = (name, name.removesuffix("s"), name.removesuffix("es"))
+    return next((form for form in forms if names.get(form) or form in _NOTHING), name)
+
+
 def _names(labels: Iterable[str]) -> dict[str, str | None]:
     """word or two words → class, None for what is no object"""
-    names: dict[str, str | None] = {label: label for label in labels} | dict.fromkeys(_NOTHING)
+    names: dict[str, str | None] = dict.fromkeys(_NOTHING)
     for entry in " ".join(_NAMES.split()).split(";"):
         name, _, others = (part.strip() for part in entry.partition(":"))
         names |= dict.fromkeys((name, *(other.strip() for other in others.split(",") if other)), name)
-    return names
+    return {label: label for label in labels if _singular(label, names) not in names} | names

@@ -103,37 +103,44 @@ def evaluate(
     """
     if captions.keys() != references.keys():
         raise DataError("captions and references are not of the same photos.")
-    photos = [photo for photo, texts in references.items() if texts]
-    if len(photos) < len(references) or not photos:
-        raise DataError(
-            f"{len(references) - len(photos):,} of {len(references):,} photos have no reference to score by."
-        )
+    photos = list(references)
+    bare = [photo for photo in photos if not references[photo]]
+    if bare or not photos:
+        first = f" (first: {', '.join(bare[:3])})" if bare else ""
+        raise DataError(f"{len(bare):,} of {len(photos):,} photos have no reference to score by{first}.")
     said = [tokenize(captions[photo]) for photo in photos]
     wanted = [[tokenize(text) for text in references[photo]] for photo in photos]
     metrics, reasons = _measure(said, wanted, skip)
     scores: dict[str, Score] = {}
+    draws = _draws(len(photos), resamples, seed)
     for metric in metrics:
         whole = metric.score(metric.stats.sum(axis=0))
-        low, high = np.percentile(_resampled(metric, resamples, seed), [2.5, 97.5], axis=0)
+        low, high = np.percentile(metric.score(draws @ metric.stats), [2.5, 97.5], axis=0)
         for number, name in enumerate(metric.names):
             scores[name] = Score(float(whole[number]), float(low[number]), float(high[number]))
     notes = wording(said)
     notes["<unk>"] = sum("<unk>" in captions[photo] for photo in photos) / len(photos)
     if objects is not None:
         notes |= chair(said, [objects.get(photo, ()) for photo in photos], wanted)
-    return Report(scores, reasons, notes, len(photos), _signature(wanted, resamples, seed), tuple(metrics))
+    return Report(
+        scores, reasons, notes, len(photos), _signature(wanted, list(scores), resamples, seed), tuple(metrics)
+    )
 
 
 def compare(first: Report, second: Report, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Difference]:
     """The second's scores against the first's, both over the same draws of the same photos."""
     differences: dict[str, Difference] = {}
+    draws = _draws(first.photos, resamples, seed)
     for one, other in zip(first.metrics, second.metrics, strict=True):
         if one.stats.shape != other.stats.shape:
             raise DataError("two reports can be compared only over the same photos.")
         whole = other.score(other.stats.sum(axis=0)) - one.score(one.stats.sum(axis=0))
-        draws = _resampled(other, resamples, seed) - _resampled(one, resamples, seed)
-        low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-        p = np.minimum(1, 2 * np.minimum((draws <= 0).mean(axis=0), (draws >= 0).mean(axis=0)))
+        drawn = other.score(draws @ other.stats) - one.score(draws @ one.stats)
+        drawn[np.abs(drawn) < 1e-9] = 0.0  # what rounding makes of a tie
+        low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+        # As if one more draw had come out on the other side: no finite number of draws shows that p is 0.
+        tails = ((drawn <= 0).sum(axis=0) + 1, (drawn >= 0).sum(axis=0) + 1)
+        p = np.minimum(1, 2 * np.minimum(*tails) / (resamples + 1))
         for number, name in enumerate(one.names):
             values = (float(array[number]) for array in (whole, low, high, p))
             differences[name] = Difference(*values)
@@ -164,10 +171,13 @@ def _measure(
             reasons["METEOR"] = str(error).replace("\n ", "")
     if "SPICE" not in skip:
         reason = spice.missing()
+        try:
+            if not reason:
+                metrics.append(Metric.mean("SPICE", spice.spice(joined, texts_of)))
+        except DataError as error:
+            reason = str(error)
         if reason:
             reasons["SPICE"] = reason
-        else:
-            metrics.append(Metric.mean("SPICE", spice.spice(joined, texts_of)))
     return metrics, reasons
 
 
@@ -175,24 +185,27 @@ def _at_spaces(words: list[str]) -> list[str]:
     return " ".join(words).split()
 
 
-def _resampled(metric: Metric, resamples: int, seed: int, at_once: int = 100) -> Floats:
-    """(resamples, names): scores of photos drawn with replacement; the same seed draws the same photos"""
-    photos = len(metric.stats)
+def _draws(photos: int, resamples: int, seed: int) -> Floats:
+    """(resamples, photos): how often each draw, with replacement, drew each photo"""
     rng = np.random.default_rng(seed)
-    parts = []
-    for start in range(0, resamples, at_once):
-        drawn = rng.multinomial(photos, np.full(photos, 1 / photos), size=min(at_once, resamples - start))
-        parts.append(metric.score(drawn.astype(np.float64) @ metric.stats))
-    return np.concatenate(parts)
+    drawn = (np.bincount(rng.integers(photos, size=photos), minlength=photos) for _ in range(resamples))
+    return np.stack(list(drawn)).astype(np.float64)
 
 
-def _signature(wanted: Sequence[Sequence[Any]], resamples: int, seed: int) -> str:
+def _signature(wanted: Sequence[Sequence[Any]], names: Sequence[str], resamples: int, seed: int) -> str:
     """What two scores must share to be compared"""
     counts = sorted({len(texts) for texts in wanted})
     each = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
     mean = sum(map(len, wanted)) / len(wanted)
-    return (
-        f"haav {__version__} | tokens PTB (CoreNLP 3.4.1), lower case, no punctuation | {len(wanted)} photos | "
-        f"references {each} a photo (mean {mean:.2f}) | BLEU closest length | CIDEr = CIDEr-D, document frequency of "
-        f"these references by photo | METEOR 1.5 en -norm | bootstrap {resamples}, seed {seed}"
-    )
+    parts = [
+        f"haav {__version__}",
+        "tokens PTB (CoreNLP 3.4.1), lower case, no punctuation",
+        f"{len(wanted)} photos",
+        f"references {each} a photo (mean {mean:.2f})",
+        "BLEU closest length",
+        "CIDEr = CIDEr-D, document frequency of these references by photo",
+        *(["METEOR 1.5 en -norm"] if "METEOR" in names else []),
+        *(["SPICE 1.0"] if "SPICE" in names else []),
+        f"bootstrap {resamples}, seed {seed}",
+    ]
+    return " | ".join(parts)

@@ -1,6 +1,6 @@
 """SPICE (Anderson et al. 2016) by its own jar, where Java and the parser's models are there.
 
-The jar rides in pycocoevalcap's wheel; the models of CoreNLP 3.6.0 that it needs do not (they are 340 MB).
+The jar rides in pycocoevalcap's wheel; the two of CoreNLP 3.6.0 that it needs do not (its models are 340 MB).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from haav.errors import DataError
 
-MODELS = "stanford-corenlp-3.6.0-models.jar"
+NEEDED = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 MINUTES = 60
 
 
@@ -27,9 +27,8 @@ def missing() -> str | None:
     if shutil.which("java") is None:
         return "java not found"
     folder = _folder()
-    if not (folder / "lib" / MODELS).is_file():
-        return f"CoreNLP models not found: put {MODELS} into {folder / 'lib'}"
-    return None
+    lacking = [name for name in NEEDED if not (folder / "lib" / name).is_file()]
+    return f"CoreNLP models not found: put {' and '.join(lacking)} into {folder / 'lib'}" if lacking else None
 
 
 def spice(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
@@ -45,7 +44,12 @@ def spice(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[
         given, found = Path(scratch, "in.json"), Path(scratch, "out.json")
         given.write_text(json.dumps(entries))
         command = ["java", "-jar", "-Xmx8G", "spice-1.0.jar", str(given), "-out", str(found), "-subset", "-silent"]
-        run = subprocess.run(command, cwd=_folder(), capture_output=True, text=True, timeout=MINUTES * 60, check=False)
+        try:
+            run = subprocess.run(
+                command, cwd=_folder(), capture_output=True, text=True, timeout=MINUTES * 60, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DataError(f"SPICE's jar took more than {MINUTES} minutes.") from None
         if run.returncode or not found.exists():
             raise DataError(f"SPICE's jar failed: {run.stderr.strip()[-300:]}")
         scores = {entry["image_id"]: entry["scores"]["All"]["f"] for entry in json.loads(found.read_text())}
