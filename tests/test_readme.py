@@ -67,7 +67,15 @@ assert not torch.allclose(logits, model(views, captions).logits)
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/fidelity.md", "docs/views.md", "docs/captions.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/fidelity.md",
+        "docs/views.md",
+        "docs/captions.md",
+        "docs/training.md",
+    ],
 )
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):

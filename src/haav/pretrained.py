@@ -102,8 +102,11 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(f"cannot read {path}: {error}.") from None
 
 
-def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Put every tensor in its place; names and shapes must match one to one."""
+def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, assign: bool = True) -> None:
+    """Put every tensor in its place; names and shapes must match one to one.
+
+    `assign` False: copy into the parameters that are there, since an optimizer holds on to them.
+    """
     expected = module.state_dict()
     faults = [f"'{name}' is missing" for name in expected.keys() - weights.keys()]
     faults += [f"'{name}' is not of this model" for name in weights.keys() - expected.keys()]
@@ -121,7 +124,7 @@ def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
         shown = "; ".join(sorted(faults)[:3])
         raise CheckpointError(f"{path} does not fit the config beside it ({len(faults)} tensors): {shown}.")
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    module.load_state_dict(floats, assign=True)
+    module.load_state_dict(floats, assign=assign)
 
 
 def _config_from(data: Any, path: Path) -> Config:

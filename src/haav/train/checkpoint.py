@@ -58,7 +58,7 @@ def load_checkpoint(path: Path, modules: Mapping[str, nn.Module], optimizer: Opt
         )
     parts = {name: _under(tensors, f"{name}.") for name in (*modules, "optimizer", "rng")}
     for name, module in modules.items():
-        fit_weights(module, parts[name], path)
+        fit_weights(module, parts[name], path, assign=False)
     try:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in parts["optimizer"].items():

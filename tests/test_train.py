@@ -1,0 +1,432 @@
+"""Training on the toy world: objectives against slow versions, and runs that are stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from haav.captioner import Captioner
+from haav.cli import main
+from haav.config import Config
+from haav.errors import CheckpointError, ConfigError
+from haav.evaluate.reward import CiderReward
+from haav.generate import BeamSearch, Never
+from haav.losses import self_critical
+from haav.model.layers import Dropout
+from haav.presets import flags_from, load_config
+from haav.pretrained import load_weights
+from haav.recipes import find_recipe, recipe_names
+from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
+from haav.train import loop
+from haav.train.objectives import CrossEntropy, Learner, SelfCritical, StepInput
+from haav.train.run import RunFiles
+from haav.train.schedule import build_schedule
+from haav.train.setup import prepare
+from haav.types import Batch, View
+from tiny import SILENT, random_captions, random_views, tiny_model
+
+pytest.importorskip("lightning_fabric", reason="needs the train extra")
+
+
+def toy(*flags: str, epochs: int = 2) -> Config:
+    pairs = [
+        ("--train.epochs", str(epochs)),
+        ("--train.checkpoint_every", "3"),
+        *zip(flags[::2], flags[1::2], strict=True),
+    ]
+    return load_config(file=find_recipe("toy"), flags=flags_from(pairs))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_weights(folder / "checkpoint.safetensors")[0]
+
+
+def assert_identical(first: Path, second: Path) -> None:
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+# Objectives
+
+
+def batch_of(views: Any, captions: torch.Tensor | None) -> Batch:
+    return Batch(tuple(f"p{n}" for n in range(len(next(iter(views.values())).tokens))), views, captions)
+
+
+def captions_with_ends() -> torch.Tensor:
+    """(3, 2, 8): <bos> words <eos> <pad>, of different lengths; the last photo has one caption"""
+    captions = torch.full((3, 2, 8), PAD)
+    for photo in range(3):
+        for number in range(1 if photo == 2 else 2):
+            length = 2 + photo + number
+            captions[photo, number, 0] = BOS
+            captions[photo, number, 1 : length + 1] = random_captions(1, 1, length)[0, 0]
+            captions[photo, number, length + 1] = EOS
+    return captions
+
+
+def test_one_encoding_for_all_captions_gives_the_gradients_of_photo_caption_pairs() -> None:
+    model, views, captions = tiny_model(**SILENT).train(), random_views(), captions_with_ends()
+    CrossEntropy()(model, model.encode(views), batch_of(views, captions))["xe"].backward()
+    together = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    model.zero_grad()
+    rows = [(photo, number) for photo in range(3) for number in range(2) if captions[photo, number, 0] == BOS]
+    pairs = {
+        name: View(
+            view.tokens[[photo for photo, _ in rows]],
+            view.mask[[photo for photo, _ in rows]],
+            {index: values[[photo for photo, _ in rows]] for index, values in view.indices.items()},
+            None if view.boxes is None else view.boxes[[photo for photo, _ in rows]],
+        )
+        for name, view in views.items()
+    }
+    apart = torch.stack([captions[photo, number][None] for photo, number in rows])
+    CrossEntropy()(model, model.encode(pairs), batch_of(pairs, apart))["xe"].backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert_close(together[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_cross_entropy_is_the_mean_over_real_words() -> None:
+    model, views, captions = tiny_model(**SILENT), random_views(), captions_with_ends()
+    found = CrossEntropy()(model, model.encode(views), batch_of(views, captions))["xe"]
+    logprobs = model(views, captions[:, :, :-1]).logprobs
+    each = [
+        -logprobs[photo, number, at, captions[photo, number, at + 1]]
+        for photo in range(3)
+        for number in range(2)
+        for at in range(7)
+        if captions[photo, number, at + 1] != PAD
+    ]
+    assert_close(found, torch.stack(each).mean())
+
+
+def test_self_critical_by_hand() -> None:
+    # Rewards 1, 2, 6: the others' means are 4, 3.5, 1.5, advantages -3, -1.5, 4.5; log-probabilities a word -1, -2, -1.
+    loss = self_critical(torch.tensor([[-2.0, -8.0, -3.0]]), torch.tensor([[1.0, 2, 6]]), torch.tensor([[2, 4, 3]]))
+    assert loss.item() == pytest.approx(-(3 + 3 - 4.5) / 3)
+
+
+VOCABULARY = Vocabulary((*SPECIAL, *(f"w{number}" for number in range(4, 23))))
+REFERENCES = {"p0": ["w5 w6 w7", "w8 w9"], "p1": ["w10 w11", "w5 w12"], "p2": ["w13 w14 w15 w16", "w6"]}
+
+
+def critic(**options: Any) -> SelfCritical:
+    reward = CiderReward(REFERENCES, end_token=options.get("end_token", True))
+    return SelfCritical(reward, VOCABULARY, (Never([UNK, PAD, BOS]),), hypotheses=3, explore="beam", max_words=6)
+
+
+def test_scst_gradient_equals_the_one_through_stepwise_decoding() -> None:
+    torch.manual_seed(1)
+    model, views = tiny_model(**SILENT).train(), random_views()
+    objective = critic()
+    found = objective(model, model.encode(views), batch_of(views, random_captions()))
+    found["scst"].backward()
+    fast = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    # The slow way: the same captions, word by word through the cache, with the graph kept.
+    from haav.generate import generate
+
+    tokens = generate(model, model.encode(views), BeamSearch(3), objective.rules, 6).tokens
+    cache = model.start(model.encode(views))
+    last, total = torch.full((3, 3, 1), BOS), torch.zeros(3, 3)
+    for at in range(tokens.shape[2]):
+        decoded = model.decode(last, cache)
+        cache, last = decoded.cache, tokens[:, :, at : at + 1]
+        step = decoded.logprobs[:, :, -1].gather(2, last)[..., 0]
+        total = total + step.where(last[..., 0] != PAD, 0.0)
+    rewards = torch.from_numpy(objective.score(("p0", "p1", "p2"), tokens)).float()
+    lengths = (tokens != PAD).sum(dim=2)
+    slow = self_critical(total, rewards, lengths)
+    assert rewards.std() > 0, "the test must be able to tell"
+    assert_close(found["scst"].detach(), slow.detach())
+    slow.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert_close(fast[name], parameter.grad, atol=1e-6, rtol=1e-3, msg=name)
+    assert model.training, "writing captions leaves the mode as it was"
+
+
+def test_photos_without_captions_have_the_contrastive_loss_only(tmp_path: Path) -> None:
+    setup = prepare(toy("--data.label_fraction", "0.5", "--train.unlabelled_batch", "8"), tmp_path)
+    assert len(setup.labelled) == 80
+    assert len(setup.unlabelled) == 80
+    assert not set(setup.labelled.ids) & set(setup.unlabelled.ids)
+    learner = setup.learner.train()
+    losses, keys = learner(StepInput([setup.unlabelled[list(range(8))]]))
+    assert set(losses) == {"loss", "contrast"}
+    assert_close(losses["loss"].detach(), learner.contrast_weight * losses["contrast"])
+    assert keys[0].shape == (24, 32)
+    losses["loss"].backward()
+    assert learner.model.decoder.output.weight.grad is None
+    both, _ = learner(StepInput([setup.labelled[[0, 1]], setup.unlabelled[[0, 1]]]))
+    assert set(both) == {"loss", "xe", "contrast"}
+
+
+def test_members_of_an_ensemble_learn_each_for_itself() -> None:
+    model = tiny_model(encoding="model_per_view", **SILENT).train()
+    views, captions = random_views(), captions_with_ends()
+    losses, keys = Learner(model, None, CrossEntropy(), 0.05)(StepInput([batch_of(views, captions)]))
+    losses["loss"].backward()
+    assert keys == []
+    alone = model.members[1]
+    name = alone.encoding.embed.names[0]
+    together = alone.decoder.output.weight.grad.clone()
+    alone.zero_grad()
+    CrossEntropy()(alone, alone.encode({name: views[name]}), batch_of(views, captions))["xe"].backward()
+    assert_close(together, alone.decoder.output.weight.grad)
+
+
+# Parts
+
+
+def test_schedules_by_hand() -> None:
+    constant = build_schedule("constant", 4, 100, 10)
+    assert [constant(step) for step in (0, 1, 3, 4, 99)] == [0.25, 0.5, 1, 1, 1]
+    cosine = build_schedule("cosine", 0, 100, 10)
+    assert [round(cosine(step), 6) for step in (0, 50, 100)] == [1, 0.5, 0]
+    cyclic = build_schedule("cyclic", 0, 100, 10)
+    assert [round(cyclic(step), 6) for step in (0, 5, 10, 20)] == [1, 0.5, 0, 1]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(401, 503, requires_grad=True)
+    layer = Dropout(p)
+    found = layer(x)
+    assert (found == 0).float().mean().item() == pytest.approx(p, abs=0.005)
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+    assert found.max().item() == pytest.approx(1 / (1 - p), rel=1e-4)
+    found.sum().backward()
+    assert torch.equal(x.grad, found.detach()), "the gradient goes where the value went"
+    assert not torch.equal(layer(x), found)
+    assert torch.equal(layer.eval()(x), x)
+
+
+def test_norms_and_biases_do_not_decay_unless_all_do() -> None:
+    model = tiny_model()
+    decays, rest = loop._groups(model, 0.05, decay_all=False)
+    assert all(parameter.dim() > 1 for parameter in decays["params"])
+    assert rest["weight_decay"] == 0
+    assert len(decays["params"]) + len(rest["params"]) == len(list(model.parameters()))
+    assert len(loop._groups(model, 0.05, decay_all=True)[1]["params"]) == 0
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_a_valid_config(name: str) -> None:
+    load_config(file=find_recipe(name))
+    head = find_recipe(name).read_text()
+    assert f"haav train {name}" in head, "its head says how to run it"
+
+
+# Runs
+
+
+def test_a_toy_run_learns_and_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "toy", "--out", str(out), "--train.epochs", "6"]) == 0
+    assert "best CIDEr on val" in capsys.readouterr().out
+    rows = RunFiles(out).metrics()
+    scores = [row["CIDEr"] for row in rows if "CIDEr" in row]
+    assert len(scores) == 6
+    assert max(scores) > 1.0 > scores[0]
+    for name in ("config.yaml", "vocabulary.json", "checkpoint.safetensors", "curves.png", "best"):
+        assert (out / name).exists(), name
+    assert list((out / "tensorboard").iterdir())
+    captioner = Captioner.from_pretrained(out / "best")
+    assert captioner.config.data.dataset == "", "a saved model names no files of this machine"
+    assert main(["train", "toy", "--out", str(out)]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [(), ("--train.ema", "0.9", "--train.accumulate", "2", "--train.captions", "2")])
+def test_a_run_that_is_stopped_and_resumed_ends_bit_for_bit_as_the_unbroken_one(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    config = toy(*flags)
+    loop.train(config, whole)
+
+    def interrupt(status: loop.Status) -> None:
+        if status.step in (3, 7):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = loop.train(config, broken, report=interrupt)
+    stops = 0
+    while not outcome.finished:
+        stops += 1
+        outcome = loop.resume(broken, report=interrupt)
+    assert stops == 2
+    assert_identical(whole, broken)
+    assert [row["step"] for row in RunFiles(whole).metrics()] == [row["step"] for row in RunFiles(broken).metrics()]
+
+
+def _train_in_a_process(out: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "haav", "train", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
+
+
+def _kill_until_done(out: Path, first: list[str], kills: int, seed: int) -> int:
+    """Start, kill at a random moment, resume, kill again …; how many were really hit"""
+    rng, hit = random.Random(seed), 0
+    words = first
+    for _ in range(kills + 1):
+        process = _train_in_a_process(out, *words)
+        last = hit >= kills
+        if not last:
+            # Some moment after the checkpoint that makes it resumable: while it trains, evaluates or saves.
+            while not (out / "checkpoint.safetensors").exists() and process.poll() is None:
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0.0, 6.0))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                hit += 1
+        _, errors = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        words = ["--resume", str(out)]
+    return hit
+
+
+def _assert_survives_kills(tmp_path: Path, kills: int, flags: list[str], seed: int) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    words = ["toy", "--train.epochs", "4", "--train.checkpoint_every", "2", *flags]
+    process = _train_in_a_process(whole, *words, "--out", str(whole))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    hit = _kill_until_done(broken, [*words, "--out", str(broken)], kills, seed)
+    while _train_in_a_process(broken, "--resume", str(broken)).communicate() and _steps(broken) < _steps(whole):
+        pass
+    assert hit, "no kill came before the end"
+    assert_identical(whole, broken)
+
+
+def _steps(folder: Path) -> int:
+    return int(json.loads(load_weights(folder / "checkpoint.safetensors")[1]["position"])["step"])
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    _assert_survives_kills(tmp_path, kills=2, flags=[], seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["xe", "scst"])
+def test_ten_kills_each_of_cross_entropy_and_self_critical_runs(tmp_path: Path, objective: str) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        flags = ["--train.objective", objective, "--train.epochs", "3"]
+        _assert_survives_kills(tmp_path / str(number), kills=2, flags=flags, seed=number)
+
+
+def test_self_critical_training_starts_from_a_model_and_raises_the_reward(tmp_path: Path) -> None:
+    loop.train(toy(epochs=5), tmp_path / "xe")
+    flags = ("--train.objective", "scst", "--train.lr", "0.001", "--train.warmup_steps", "0")
+    loop.train(toy(*flags, epochs=4), tmp_path / "scst", init=tmp_path / "xe" / "best")
+    before, after = (
+        max(row["CIDEr"] for row in RunFiles(tmp_path / name).metrics() if "CIDEr" in row) for name in ("xe", "scst")
+    )
+    assert after > before
+
+
+def test_steps_without_a_finite_loss_are_skipped_counted_and_end_the_run(tmp_path: Path) -> None:
+    config = toy("--train.bad_steps", "3")
+    setup = prepare(config, tmp_path)
+    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None)
+    plain, calls = setup.learner.objective, []
+
+    def sometimes(model: Any, encoded: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        found = plain(model, encoded, batch)
+        return {"xe": found["xe"] * (math.nan if len(calls) == 2 or len(calls) > 4 else 1.0)}
+
+    setup.learner.objective = sometimes
+    before = [parameter.clone() for parameter in setup.model.parameters()]
+    with pytest.raises(loop.TrainingError, match=r"3 steps in a row had no finite loss, xe.*\n.*Lower train.lr"):
+        run.go()
+    assert run.position.skipped == 4
+    assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
+    assert any(not torch.equal(old, new) for old, new in zip(before, setup.model.parameters(), strict=True))
+
+
+def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    loop.train(toy(epochs=1), out)
+    good = (out / "checkpoint.safetensors").read_bytes()
+    (out / "checkpoint.safetensors").write_bytes(good[: len(good) // 2])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        loop.resume(out)
+    (out / "checkpoint.safetensors").write_bytes(good)
+    text = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(text.replace("lr: 0.004", "lr: 0.005"))
+    with pytest.raises(CheckpointError, match="a run with other settings"):
+        loop.resume(out)
+    (out / "config.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match="is not a training run"):
+        loop.resume(tmp_path / "nothing")
+    assert loop.resume(out, epochs=2).position.epoch == 2, "more epochs than planned are fine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give a recipe to begin, or --resume RUN"),
+        (["toy"], "name a folder for the run with --out"),
+        (["toyy", "--out", "x"], "unknown recipe 'toyy'. Did you mean 'toy'?"),
+        (["toy", "--out", "x", "--train.select_on", "test"], "'--train.select_on' is one of val, not 'test'"),
+        (["toy", "--out", "x", "--train.precision", "16"], "'--train.precision' is one of 32, bf16, not '16'"),
+        (["toy", "--out", "x", "--data.dataset", ""], "training needs --data.dataset"),
+        (["toy", "--out", "x", "--data.views", "objects,smell"], "view 'smell' is not in the store"),
+        (
+            ["toy", "--out", "x", "--train.unlabelled_batch", "4"],
+            "asks for photos without captions, and there are none",
+        ),
+        (["--resume", "x", "--train.lr", "1"], "a resumed run keeps its settings"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x" / "config.yaml").exists()
+
+
+def test_an_average_of_the_weights_follows_them(tmp_path: Path) -> None:
+    setup = prepare(replace(toy("--train.ema", "0.5")), tmp_path)
+    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None)
+    name, weight = next((n, p) for n, p in setup.model.named_parameters() if p.dim() > 1)
+    first = weight.detach().clone()
+    with torch.no_grad():
+        weight += 1
+    run._after_step([torch.zeros(0, 32)])
+    assert_close(dict(run.ema.named_parameters())[name], first + 0.5)
+
+
+def test_a_set_of_photos_without_val_is_trained_but_not_scored(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no training photo with a caption"):
+        loop.train(toy("--data.label_fraction", "0"), tmp_path / "none")
