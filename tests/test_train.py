@@ -355,7 +355,7 @@ def test_self_critical_training_starts_from_a_model_and_raises_the_reward(tmp_pa
 def test_steps_without_a_finite_loss_are_skipped_counted_and_end_the_run(tmp_path: Path) -> None:
     config = toy("--train.bad_steps", "3")
     setup = prepare(config, tmp_path)
-    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None)
+    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None, loop._connect(setup.config))
     plain, calls = setup.learner.objective, []
 
     def sometimes(model: Any, encoded: Any, batch: Batch) -> dict[str, torch.Tensor]:
@@ -418,7 +418,7 @@ def test_mistakes_are_named_before_anything_is_done(
 
 def test_an_average_of_the_weights_follows_them(tmp_path: Path) -> None:
     setup = prepare(replace(toy("--train.ema", "0.5")), tmp_path)
-    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None)
+    run = loop._Run(setup, RunFiles(tmp_path), lambda _: None, loop._connect(setup.config))
     name, weight = next((n, p) for n, p in setup.model.named_parameters() if p.dim() > 1)
     first = weight.detach().clone()
     with torch.no_grad():
@@ -430,3 +430,65 @@ def test_an_average_of_the_weights_follows_them(tmp_path: Path) -> None:
 def test_a_set_of_photos_without_val_is_trained_but_not_scored(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no training photo with a caption"):
         loop.train(toy("--data.label_fraction", "0"), tmp_path / "none")
+
+
+# Several processes
+
+WITHOUT_CHANCE = [
+    word
+    for name in ("dropout", "channel_dropout", "token_dropout", "view_dropout")
+    for word in (f"--model.{name}", "0")
+]
+RANKS = """
+import sys
+from pathlib import Path
+from safetensors.torch import save_file
+from haav.presets import flags_from, load_config
+from haav.recipes import find_recipe
+from haav.train import loop, many
+from haav.train.run import RunFiles
+from haav.train.setup import prepare
+
+out, words = Path(sys.argv[1]), sys.argv[2:]
+config = load_config(file=find_recipe("toy"), flags=flags_from(list(zip(words[::2], words[1::2]))))
+fabric = loop._connect(config)
+setup = prepare(config, out)
+files = RunFiles(out)
+files.begin(setup.config, setup.vocabulary)
+run = loop._Run(setup, files, lambda _: None, fabric)
+run.go()
+contrast = setup.learner.contrast
+save_file({"queue": contrast.queue, "filled": contrast.filled[None]}, str(out / f"queue{many.rank()}.safetensors"))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", ["xe", pytest.param("scst", marks=pytest.mark.slow)])
+def test_several_processes_do_what_one_does(tmp_path: Path, ranks: int, objective: str) -> None:
+    """Losses, scores and queue; with 3, a batch of 20 does not even divide."""
+    script = tmp_path / "run.py"
+    script.write_text(RANKS)
+    words = ["--train.epochs", "2", "--train.objective", objective, *WITHOUT_CHANCE]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    for command, folder in (([sys.executable], "one"), (launch, "many")):
+        done = subprocess.run(
+            [*command, str(script), str(tmp_path / folder), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, many = (RunFiles(tmp_path / folder).metrics() for folder in ("one", "many"))
+    assert len(one) == len(many) > 2
+    for first, second in zip(one, many, strict=True):
+        for name in first.keys() - {"captions_per_second"}:
+            assert second[name] == pytest.approx(first[name], rel=1e-5, abs=1e-5), name
+    queues = [load_weights(tmp_path / "many" / f"queue{rank}.safetensors")[0] for rank in range(ranks)]
+    [alone] = [load_weights(tmp_path / "one" / "queue0.safetensors")[0]]
+    for queue in queues:
+        assert torch.equal(queue["queue"], queues[0]["queue"])
+        assert_close(queue["queue"], alone["queue"], atol=1e-4, rtol=1e-3)
+        assert torch.equal(queue["filled"], alone["filled"])

@@ -277,6 +277,8 @@ def train(
             outcome = loop.train(config, folder, init, report)
         else:
             outcome = loop.resume(folder, epochs, report)
+    if not terminal.first_process():
+        return 0
     position = outcome.position
     best = f"best CIDEr on val {100 * position.best:.1f} at step {position.best_step}, in {folder}/best."
     skipped = f" {position.skipped} steps were skipped: their loss was not finite." if position.skipped else ""

@@ -34,27 +34,41 @@ def info_nce(
     Every (query view, positive key view) pair of a photo is an InfoNCE term of its own:
     log(e^pos + Σ e^neg) - pos, where the negatives are all views of the batch's other photos and
     the queue. `positives` "others" leaves a view's own key out (the paper), "all" counts it (the release).
+    """
+    terms, pairs = info_nce_terms(queries, mask, keys, mask, 0, queue, temperature, positives)
+    return terms / pairs.clamp(min=1)
+
+
+def info_nce_terms(
+    queries: Tensor,
+    mask: Tensor,
+    keys: Tensor,
+    keys_mask: Tensor,
+    first: int,
+    queue: Tensor,
+    temperature: float,
+    positives: str = "others",
+) -> tuple[Tensor, Tensor]:
+    """The same as sum of the terms and their number, where the queries may be of a part of the photos only:
+    those from number `first` on of the photos whose keys are given.
 
     One product per pair of operands: negatives are never copied per positive.
     """
     with torch.autocast(mask.device.type, enabled=False):  # small differences of large scores: float32 throughout
-        return _info_nce(queries.float() / temperature, keys.float(), mask, queue.float(), positives)
+        queries, keys, queue = queries.float() / temperature, keys.float(), queue.float()
+        batch, views = mask.shape
+        positive = torch.einsum("bvd,bwd->bvw", queries, keys[first : first + batch])
 
+        own = (first + torch.arange(batch, device=mask.device)).repeat_interleave(views)
+        photo = torch.arange(len(keys), device=mask.device).repeat_interleave(views)
+        negative = (own[:, None] != photo) & keys_mask.flatten()
+        scores = (queries.flatten(0, 1) @ keys.flatten(0, 1).T).masked_fill(~negative, BLOCKED)
+        rest = scores.logsumexp(dim=1)
+        if len(queue):
+            rest = torch.logaddexp(rest, (queries.flatten(0, 1) @ queue.T).logsumexp(dim=1))
 
-def _info_nce(queries: Tensor, keys: Tensor, mask: Tensor, queue: Tensor, positives: str) -> Tensor:
-    batch, views = mask.shape
-    positive = torch.einsum("bvd,bwd->bvw", queries, keys)
-
-    photo = torch.arange(batch, device=mask.device).repeat_interleave(views)
-    negative = (photo[:, None] != photo) & mask.flatten()
-    against_batch = (queries.flatten(0, 1) @ keys.flatten(0, 1).T).masked_fill(~negative, BLOCKED).logsumexp(dim=1)
-    against_queue = queries.flatten(0, 1) @ queue.T
-    if len(queue):
-        against_batch = torch.logaddexp(against_batch, against_queue.logsumexp(dim=1))
-    rest = against_batch.view(batch, views, 1)
-
-    pairs = mask[:, :, None] & mask[:, None, :]
-    if positives == "others":
-        pairs = pairs & ~torch.eye(views, dtype=torch.bool, device=mask.device)
-    terms = (torch.logaddexp(positive, rest) - positive).masked_fill(~pairs, 0.0)
-    return terms.sum() / pairs.sum().clamp(min=1)
+        pairs = mask[:, :, None] & mask[:, None, :]
+        if positives == "others":
+            pairs = pairs & ~torch.eye(views, dtype=torch.bool, device=mask.device)
+        terms = torch.logaddexp(positive, rest.view(batch, views, 1)) - positive
+        return terms.masked_fill(~pairs, 0.0).sum(), pairs.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +32,17 @@ def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, todo: bar.update(task, completed=done, total=todo)
 
 
+def first_process() -> bool:
+    """Of those that torchrun started, one speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def training() -> Iterator[Callable[[Status], None]]:
     """A bar with loss, captions a second and time left on standard error; a line now and then in a log"""
+    if not first_process():
+        yield lambda status: None
+        return
     if not sys.stderr.isatty():
         lines = _log_lines("steps")
         yield lambda status: lines(status.step, status.steps, _losses(status))

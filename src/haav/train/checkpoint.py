@@ -35,19 +35,28 @@ class Position:
 
 
 def save_checkpoint(
-    path: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer, position: Position, fingerprint: str
+    path: Path,
+    modules: Mapping[str, nn.Module],
+    optimizer: Optimizer,
+    position: Position,
+    fingerprint: str,
+    draws: Tensor,
 ) -> None:
+    """`draws`: the state of the random numbers of each process, a row each"""
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{key}": torch.as_tensor(value) for key, value in state.items()}
-    tensors["rng.cpu"] = torch.get_rng_state()
+    tensors["rng.cpu"] = draws
     for number, state in enumerate(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []):
         tensors[f"rng.cuda{number}"] = state
     facts = {"run": FORMAT, "of": fingerprint, "position": json.dumps(asdict(position))}
     save_weights(path, {name: tensor.clone() for name, tensor in tensors.items()}, facts)
 
 
-def load_checkpoint(path: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer, fingerprint: str) -> Position:
+def load_checkpoint(
+    path: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer, fingerprint: str, rank: int = 0
+) -> Position:
+    """`rank`: number of this process among those of the run"""
     tensors, facts = load_weights(path)
     if facts.get("run") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a training run.")
@@ -66,7 +75,10 @@ def load_checkpoint(path: Path, modules: Mapping[str, nn.Module], optimizer: Opt
             state.setdefault(int(number), {})[field] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-        torch.set_rng_state(parts["rng"].pop("cpu"))
+        draws = parts["rng"].pop("cpu")
+        if rank >= len(draws):
+            raise CheckpointError(f"{path} is of a run with {len(draws)} processes; resume it with as many.")
+        torch.set_rng_state(draws[rank])
         if parts["rng"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([parts["rng"][f"cuda{number}"] for number in range(len(parts["rng"]))])
         return Position(**json.loads(facts["position"]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import signal
 import threading
 import time
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 from haav.captioner import Captioner
 from haav.config import Config, override
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader, to_device
-from haav.errors import HaavError
+from haav.errors import ConfigError, HaavError
 from haav.evaluate.scores import SLOW, evaluate
 from haav.predict import predict
 from haav.text import PAD
+from haav.train import many
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
 from haav.train.objectives import StepInput
 from haav.train.run import RunFiles
@@ -63,9 +65,10 @@ def train(
 ) -> Outcome:
     """A new run in the folder `out`; `init`: a model directory to start from."""
     files = RunFiles(Path(out))
+    fabric = _connect(config)
     setup = prepare(config, files.folder, init)
     files.begin(setup.config, setup.vocabulary)
-    run = _Run(setup, files, report)
+    run = _Run(setup, files, report, fabric)
     run.save()  # from here on, there is something to resume
     return run.go()
 
@@ -76,19 +79,19 @@ def resume(out: str | Path, epochs: int | None = None, report: Callable[[Status]
     config, vocabulary = files.read()
     if epochs is not None:
         config = override(config, "train", {"epochs": epochs})
-    run = _Run(prepare(config, files.folder, vocabulary=vocabulary), files, report)
+    fabric = _connect(config)
+    run = _Run(prepare(config, files.folder, vocabulary=vocabulary), files, report, fabric)
     run.load()
     return run.go()
 
 
 class _Run:
-    def __init__(self, setup: Setup, files: RunFiles, report: Callable[[Status], None]) -> None:
-        from lightning_fabric import Fabric
-
+    def __init__(self, setup: Setup, files: RunFiles, report: Callable[[Status], None], fabric: Any) -> None:
         self.setup, self.files, self.report = setup, files, report
         self.config = setup.config.train
-        precision = {"32": "32-true", "bf16": "bf16-mixed"}[self.config.precision]
-        self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)  # type: ignore[arg-type]
+        self.fabric = fabric
+        if many.count() > min(self.config.batch, len(setup.labelled)):
+            raise ConfigError(f"{many.count()} processes cannot share a batch of {self.config.batch} photos.")
         optimizer = torch.optim.AdamW(_groups(setup.learner, self.config.weight_decay, self.config.decay_all))
         self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
         self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
@@ -111,10 +114,17 @@ class _Run:
         return parts | ({"ema": self.ema} if self.ema is not None else {})
 
     def save(self) -> None:
-        save_checkpoint(self.files.checkpoint, self.modules, self.optimizer, self.position, self.setup.fingerprint)
+        draws = many.gather(torch.get_rng_state()[None])
+        if many.rank() == 0:
+            save_checkpoint(
+                self.files.checkpoint, self.modules, self.optimizer, self.position, self.setup.fingerprint, draws
+            )
+        many.wait()
 
     def load(self) -> None:
-        self.position = load_checkpoint(self.files.checkpoint, self.modules, self.optimizer, self.setup.fingerprint)
+        self.position = load_checkpoint(
+            self.files.checkpoint, self.modules, self.optimizer, self.setup.fingerprint, many.rank()
+        )
         self.files.rewind(self.position.step)
 
     def go(self) -> Outcome:
@@ -140,7 +150,7 @@ class _Run:
         steps_left = self.per_epoch - self.position.batch // self.config.accumulate
         for _ in range(steps_left):
             losses, seen = self._step(labelled, further)
-            captions += seen
+            captions += seen * many.count()
             self.position.step += 1
             self.position.batch += self.config.accumulate
             rate = captions / (time.perf_counter() - started)
@@ -149,8 +159,8 @@ class _Run:
                 row = {"step": self.position.step, "epoch": self.position.epoch, **losses, "lr": lr}
                 self.files.log(row | {"captions_per_second": round(rate, 1)})
             self.report(Status(self.position.step, self.steps, self.position.epoch, losses, rate, self.position.best))
-            if stop.is_set():
-                return False
+            if many.total(torch.tensor(float(stop.is_set()), device=self.fabric.device)):
+                return False  # whichever process was asked to
             if self.position.step % self.config.checkpoint_every == 0:
                 self.save()
         return True
@@ -173,7 +183,7 @@ class _Run:
             self.fabric.backward(found["loss"] / self.config.accumulate)
             keys += new_keys
             for name, value in found.items():
-                losses[name] = losses.get(name, 0.0) + value.item() / self.config.accumulate
+                losses[name] = losses.get(name, 0.0) + many.total(value).item() / many.count() / self.config.accumulate
         norm = self.fabric.clip_gradients(
             self.learner, self.optimizer, max_norm=self.config.clip or math.inf, error_if_nonfinite=False
         )
@@ -190,7 +200,8 @@ class _Run:
     def _after_step(self, keys: list[Tensor]) -> None:
         contrast, model = self.setup.learner.contrast, self.setup.model
         if contrast is not None:
-            contrast.enqueue(torch.cat(keys))
+            for part in keys:
+                contrast.enqueue(many.gather(part))
             contrast.follow(model.encoding)  # type: ignore[arg-type]
         if self.ema is not None:
             for old, new in zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True):
@@ -239,7 +250,9 @@ class _Run:
             return
         model = self.ema if self.ema is not None else setup.model
         captioner = Captioner(model, setup.saved_config, setup.vocabulary)
-        captions = {photo: caption.text for photo, caption in predict(captioner, setup.store, setup.val)}
+        part = many.share(setup.val)
+        own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part)} if part else {}
+        captions = many.gather_texts(own, self.fabric.device)
         model.train()
         scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores
         row = {name: scores[name].value for name in ("CIDEr", "BLEU-4", "ROUGE-L")}
@@ -247,7 +260,8 @@ class _Run:
         self.position.worse += 1
         if row["CIDEr"] > self.position.best:
             self.position.best, self.position.best_step, self.position.worse = row["CIDEr"], self.position.step, 0
-            captioner.save_pretrained(self.files.best)
+            if many.rank() == 0:
+                captioner.save_pretrained(self.files.best)
         self.files.draw()
 
 
@@ -260,8 +274,8 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
 
 
 def _from_batch(photos: StoredPhotos, batches: ShuffledBatches, start: int) -> Iterator[Batch]:
-    """The epoch's batches from number `start` on"""
-    order = list(batches)[start:]
+    """This process's part of the epoch's batches from number `start` on"""
+    order = [many.share(rows) for rows in list(batches)[start:]]
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
 
@@ -272,6 +286,25 @@ def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> 
         batches.epoch = epoch
         yield from _from_batch(photos, batches, place)
         epoch, place = epoch + 1, 0
+
+
+def _connect(config: Config) -> Any:
+    """The engine; under torchrun, connected with the other processes"""
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:
+        raise ConfigError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    fabric = Fabric(
+        accelerator="auto",
+        devices=local,
+        num_nodes=max(1, world // local),
+        strategy="ddp" if world > 1 else "auto",
+        precision={"32": "32-true", "bf16": "bf16-mixed"}[config.train.precision],  # type: ignore[arg-type]
+    )
+    if world > 1:
+        fabric.launch()
+    return fabric
 
 
 @contextmanager

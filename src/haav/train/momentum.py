@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.config import ContrastConfig, ModelConfig
-from haav.losses import info_nce
+from haav.losses import info_nce_terms
 from haav.model.encodings import Encoding
 from haav.model.layers import SetAttention
+from haav.train import many
 from haav.types import EncodedViews, Views
 
 
@@ -29,13 +30,13 @@ class Projector(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(
             nn.Linear(d_model, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
+            many.BatchNorm(hidden),
             nn.ReLU(),
             nn.Linear(hidden, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
+            many.BatchNorm(hidden),
             nn.ReLU(),
             nn.Linear(hidden, d_model, bias=False),
-            nn.BatchNorm1d(d_model, affine=False),
+            many.BatchNorm(d_model, affine=False),
         )
         self.pool = SetAttention(d_model, heads, dropout) if layers > 1 else None
 
@@ -95,8 +96,13 @@ class MomentumContrast(nn.Module):
         with torch.no_grad():
             keys = self.momentum_projector(self.momentum_encoding(views).cls, mask)
         negatives = self.queue[: int(self.filled)]
-        loss = info_nce(queries, keys, mask, negatives, self.temperature, self.positives)
-        return Contrast(loss, queries, keys, mask)
+        # Negatives are the views of all photos of the step, whichever process has them.
+        all_keys, all_masks = many.gather(keys), many.gather(mask.to(torch.uint8)).bool()
+        before = int(many.gather(torch.tensor([len(mask)], device=mask.device))[: many.rank()].sum())
+        terms, pairs = info_nce_terms(
+            queries, mask, all_keys, all_masks, before, negatives, self.temperature, self.positives
+        )
+        return Contrast(many.mean(terms, pairs), queries, keys, mask)
 
     @torch.no_grad()
     def step(self, encoding: Encoding, contrast: Contrast) -> None:

@@ -16,6 +16,7 @@ from haav.losses import self_critical
 from haav.model.ensemble import Ensemble, own_views
 from haav.model.haav import Haav
 from haav.text import BOS, EOS, PAD, Vocabulary
+from haav.train import many
 from haav.train.momentum import MomentumContrast
 from haav.types import Batch, EncodedViews
 
@@ -39,8 +40,9 @@ class CrossEntropy:
         targets = batch.captions[:, :, 1:]
         real = targets != PAD
         logits = model.recite(batch.captions[:, :, :-1], real, encoded)
-        loss = F.cross_entropy(logits.float(), targets[real], label_smoothing=self.label_smoothing)
-        return {"xe": loss}
+        words = targets[real]
+        summed = F.cross_entropy(logits.float(), words, label_smoothing=self.label_smoothing, reduction="sum")
+        return {"xe": many.mean(summed, real.sum())}
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,12 @@ class SelfCritical:
         logits = model.recite(inputs, real, encoded)
         each = -F.cross_entropy(logits.float(), found.tokens[real], reduction="none")
         logprobs = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=2)
-        loss = self_critical(logprobs, rewards, found.lengths)
-        return {"scst": loss, "reward": rewards.mean(), "best reward": rewards.amax(dim=1).mean()}
+        photos = torch.tensor(len(rewards), device=rewards.device)
+        return {
+            "scst": many.mean(self_critical(logprobs, rewards, found.lengths) * photos, photos),
+            "reward": many.mean(rewards.mean(dim=1).sum(), photos),
+            "best reward": many.mean(rewards.amax(dim=1).sum(), photos),
+        }
 
     def score(self, photos: tuple[str, ...], tokens: Tensor) -> np.ndarray:
         """(B, K) CIDEr-D of captions given as word ids"""

@@ -13,6 +13,7 @@ from haav.errors import CheckpointError, ConfigError
 from haav.files import write_atomically, write_together
 from haav.presets import load_config
 from haav.text import Vocabulary
+from haav.train import many
 
 CONFIG, WORDS, METRICS = "config.yaml", "vocabulary.json", "metrics.jsonl"
 CHECKPOINT, BEST, CURVES, BOARD = "checkpoint.safetensors", "best", "curves.png", "tensorboard"
@@ -25,11 +26,15 @@ class RunFiles:
         self._board: Any = None
 
     def begin(self, config: Config, vocabulary: Vocabulary) -> None:
-        if (self.folder / CONFIG).exists():
+        taken = (self.folder / CONFIG).exists()
+        many.wait()  # until every process has looked
+        if taken:
             raise ConfigError(
                 f"{self.folder} holds a run already.\n"
                 f"  Go on with it: haav train --resume {self.folder}, or name another folder with --out."
             )
+        if many.rank():
+            return  # the first process writes the files
         self.folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
         words = json.dumps(vocabulary.to_json(), ensure_ascii=False)
@@ -52,11 +57,15 @@ class RunFiles:
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after the step that the run goes on from."""
+        if many.rank():
+            return
         kept = [row for row in self.metrics() if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         write_atomically(self.folder / METRICS, lambda path: path.write_text(text, encoding="utf-8"))
 
     def log(self, row: dict[str, Any]) -> None:
+        if many.rank():
+            return
         with open(self.folder / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         board = self._tensorboard()
@@ -78,6 +87,8 @@ class RunFiles:
 
     def draw(self) -> None:
         """Loss and CIDEr over steps, as a picture"""
+        if many.rank():
+            return
         import matplotlib
 
         matplotlib.use("agg")

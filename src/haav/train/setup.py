@@ -24,6 +24,7 @@ from haav.model.haav import Haav
 from haav.pretrained import load_pretrained
 from haav.store import Store
 from haav.text import Vocabulary
+from haav.train import many
 from haav.train.momentum import MomentumContrast, build_contrast
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
 
@@ -55,6 +56,9 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
     """`init`: a model directory to start from; `vocabulary`: of a run that goes on, whose config fits already"""
     data = config.data
     if data.dataset == "toy":
+        if many.rank() == 0:
+            make_toy(out / "toy")
+        many.wait()
         dataset_path, store_path = make_toy(out / "toy")
     elif not data.dataset or not data.store:
         raise ConfigError("training needs --data.dataset (captions and splits) and --data.store (their views).")
