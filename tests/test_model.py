@@ -21,6 +21,7 @@ from haav.model.embed import ViewEmbedding
 from haav.model.haav import Haav
 from haav.model.layers import (
     Attention,
+    Dropout,
     FeedForward,
     SetAttention,
     keep_channels,
@@ -536,7 +537,7 @@ def test_kept_channels_are_scaled_and_drawn_for_each_photo() -> None:
 
 def test_blocks_drop_where_the_release_does(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: (seen.append(x.shape[-1]), x)[1])
+    monkeypatch.setattr(Dropout, "forward", lambda self, x: (seen.append(x.shape[-1]), x)[1])
     FeedForward(8, 24, 0.1)(torch.randn(2, 8))
     layer = Attention(8, 2, 0.1)
     layer(torch.randn(1, 3, 8), layer.remember(torch.randn(1, 3, 8)), None)
