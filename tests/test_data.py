@@ -260,3 +260,9 @@ def test_long_captions_are_cut_and_then_have_no_end(tmp_path: Path) -> None:
     with stored(tmp_path) as store:
         data = StoredPhotos(store, ["text"], [Photo("1.jpg", "train", ("a " * 9, "a a"))], words, max_words=4)
         assert data[[0]].captions.tolist() == [[[2, 4, 4, 4, 4, 4], [2, 4, 4, 3, 1, 1]]]
+
+
+def test_a_split_that_is_no_word_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text(json.dumps({"images": [{"filename": "a.jpg", "split": None}]}))
+    with pytest.raises(DataError, match="unknown split 'None'"):
+        load_dataset(tmp_path / "d.json")

@@ -116,7 +116,7 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: image {number} lacks {error}.") from None
         coco_id = number_in_coco if isinstance(number_in_coco, int) else None
-        photos.append(Photo(str(name), _split(split, path), captions, coco_id))
+        photos.append(Photo(str(name), _split(str(split), path), captions, coco_id))
     return _unique(photos, path)
 
 
