@@ -281,7 +281,8 @@ def _assert_constraints_hold(data: st.DataObject) -> None:
         model.decoder.output.weight *= data.draw(st.sampled_from([1.0, 20.0]))
         model.decoder.output.weight[[UNK, PAD, BOS, *dangling]] *= 3
     rules = (SPEAKABLE, Never(never), NoRepeats(repeat), Ending(min_words, dangling))
-    strategy: Any = BeamSearch(groups * per_group, must=must, groups=groups)
+    greedy = data.draw(st.booleans())
+    strategy: Any = BeamSearch(groups * per_group, must=must, groups=groups, keep_greedy=greedy)
     if sampling:
         strategy = Sampling(3, temperature=2.0)
     found = generate(model, model.encode(views), strategy, rules, max_words)
