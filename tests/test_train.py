@@ -298,7 +298,7 @@ def _kill_until_done(out: Path, first: list[str], kills: int, seed: int) -> int:
         last = hit >= kills
         if not last:
             # Some moment after the checkpoint that makes it resumable: while it trains, evaluates or saves.
-            while not (out / "checkpoint.safetensors").exists() and process.poll() is None:
+            while not (out / "config.yaml").exists() and process.poll() is None:
                 time.sleep(0.05)
             time.sleep(rng.uniform(0.0, 6.0))
             if process.poll() is None:
@@ -454,6 +454,7 @@ config = load_config(file=find_recipe("toy"), flags=flags_from(list(zip(words[::
 fabric = loop._connect(config)
 setup = prepare(config, out)
 files = RunFiles(out)
+files.claim()
 files.begin(setup.config, setup.vocabulary)
 run = loop._Run(setup, files, lambda _: None, fabric)
 run.go()

@@ -68,10 +68,11 @@ def train(
     """A new run in the folder `out`; `init`: a model directory to start from."""
     files = RunFiles(Path(out))
     fabric = _connect(config)
+    files.claim()
     setup = prepare(config, files.folder, init)
-    files.begin(setup.config, setup.vocabulary)
     run = _Run(setup, files, report, fabric)
-    run.save()  # from here on, there is something to resume
+    run.save()
+    files.begin(setup.config, setup.vocabulary)
     return run.go()
 
 

@@ -25,7 +25,8 @@ class RunFiles:
         self.checkpoint, self.best = folder / CHECKPOINT, folder / BEST
         self._board: Any = None
 
-    def begin(self, config: Config, vocabulary: Vocabulary) -> None:
+    def claim(self) -> None:
+        """Refuse a folder that holds a run already."""
         taken = (self.folder / CONFIG).exists()
         many.wait()  # until every process has looked
         if taken:
@@ -33,9 +34,12 @@ class RunFiles:
                 f"{self.folder} holds a run already.\n"
                 f"  Go on with it: haav train --resume {self.folder}, or name another folder with --out."
             )
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, config: Config, vocabulary: Vocabulary) -> None:
+        """Written once there is a checkpoint: a folder with a config can be resumed."""
         if many.rank():
             return  # the first process writes the files
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
         words = json.dumps(vocabulary.to_json(), ensure_ascii=False)
         write_together(
