@@ -21,7 +21,7 @@ from haav.views.objects import MAX_OVERLAP, MIN_SCORE, suppress
 from haav.views.pooling import RegionPool
 from haav.views.regions import CROPS, crops
 
-EMBEDDED = ("grid", "objects", "regions")
+EMBEDDED = ("grid", "cells", "objects", "regions")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,18 @@ def test_grid_tokens_are_cells_row_by_row(batch: PhotoBatch) -> None:
         row, column = view.indices["row"][token], view.indices["column"][token]
         assert (row, column) == (token // 9, token % 9)
         assert torch.equal(view.tokens[token], features[:, row, column])
+
+
+def test_cells_are_means_of_both_networks_maps(batch: PhotoBatch) -> None:
+    view = build_extractor("cells").extract(batch)[0]
+    assert view.tokens.shape == (25, 1280 + 512 + 256)
+    assert view.indices["row"].tolist() == [row for row in range(5) for _ in range(5)]
+    assert view.indices["column"].tolist() == list(range(5)) * 5
+    grid = batch.once("efficientnet_lite2", lambda: pytest.fail("computed twice"))[0]
+    # The second cell of the first row covers 1.8 cells of the 9 × 9 map each way: from 1.8 to 3.6 across.
+    across, down = torch.tensor([0, 0.2, 1, 0.6, 0, 0, 0, 0, 0]), torch.tensor([1, 0.8, 0, 0, 0, 0, 0, 0, 0])
+    expected = torch.einsum("dhw,h,w->d", grid, down, across) / 1.8**2
+    assert_close(view.tokens[1, :1280], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_detector_is_opencvs(photos: dict[str, Image.Image]) -> None:

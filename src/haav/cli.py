@@ -83,7 +83,7 @@ def extract(
     *,
     images: Annotated[str, "a folder, a .tar, a .txt list of paths; several with commas"],
     store: Annotated[str, "view store to fill; made when it is not there"],
-    views: Annotated[str, "which views, with commas: grid, objects, regions, text_whole, …"] = "grid,objects,regions",
+    views: Annotated[str, "which views, with commas: grid, cells, objects, …"] = "grid,cells,objects,regions",
     bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
     textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
     clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,

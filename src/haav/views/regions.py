@@ -28,6 +28,22 @@ def crops() -> Tensor:
 CROPS = {"whole": slice(0, 1), "five": slice(1, 6), "nine": slice(6, 15)}
 
 
+WIDTH = efficientnet.WIDTH + yolo.DEEP[0] + yolo.FINE[0]
+LICENCE = f"{efficientnet.LICENCE}, {yolo.LICENCE}"
+
+
+def fingerprint() -> str:
+    """Of both networks"""
+    return f"efficientnet-lite2-{efficientnet.fingerprint()}-yolov4-tiny-{yolo.fingerprint()}-1"
+
+
+def describe_regions(photos: PhotoBatch, boxes: Tensor) -> list[Tensor]:
+    """boxes (N, 4) as fractions → for each photo (N, 2048): both networks' maps of the whole photo under each box"""
+    found = detections(photos)
+    pools = [RegionPool(features) for features in (grid_map(photos), found.deep, found.fine)]
+    return [torch.cat([pool(photo, boxes) for pool in pools], dim=1) for photo in range(len(photos))]
+
+
 @extractors.register("regions")
 class RegionsExtractor(Extractor):
     """The photo and its crops, each described by both networks: what retrieval searches with.
@@ -37,17 +53,13 @@ class RegionsExtractor(Extractor):
     """
 
     name = "regions"
-    licence = f"{efficientnet.LICENCE}, {yolo.LICENCE}"
-    spec = ViewSpec(efficientnet.WIDTH + yolo.DEEP[0] + yolo.FINE[0], 15, boxes=True)
+    licence = LICENCE
+    spec = ViewSpec(WIDTH, 15, boxes=True)
 
     @property
     def fingerprint(self) -> str:
-        return f"efficientnet-lite2-{efficientnet.fingerprint()}-yolov4-tiny-{yolo.fingerprint()}-1"
+        return fingerprint()
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        found, boxes = detections(photos), crops()
-        pools = [RegionPool(features) for features in (grid_map(photos), found.deep, found.fine)]
-        return [
-            PhotoView(torch.cat([pool(photo, boxes) for pool in pools], dim=1), boxes=boxes)
-            for photo in range(len(photos))
-        ]
+        boxes = crops()
+        return [PhotoView(tokens, boxes=boxes) for tokens in describe_regions(photos, boxes)]
