@@ -4,35 +4,60 @@ All views are padded to the longest. Decoding: at every step the encoder's outpu
 into keys and values anew, for each encoder layer; so are the words said so far. The whole vocabulary times the beams
 is sorted, and the search goes on to the last step whether captions have ended or not. The momentum encoder, which
 only training needs, runs too. Training: one caption a photo, scores for padding too, negatives copied for every
-positive, torch's own dropout.
+positive, torch's own dropout. Self-critical training keeps the graph of every step of the search.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from haav.model.encodings import Encoding
 from haav.model.haav import Haav
-from haav.model.layers import Attention, SetAttention, split_heads
+from haav.model.layers import Attention, FeedForward, SetAttention, split_heads
 from haav.text import BOS, EOS, PAD
 from haav.train.momentum import MomentumContrast
 from haav.types import View, Views
 
 
 @torch.no_grad()
-def plain_beam_search(model: Haav, momentum: Haav, views: Views, beam: int, max_words: int) -> Tensor:
+def plain_beam_search(model: Haav, momentum: Encoding, views: Views, beam: int, max_words: int) -> Tensor:
     """(B, beam, max_words) words, the most probable caption first; `model` with all encoder layers, hierarchical"""
-    longest = max(view.tokens.shape[1] for view in views.values())
-    views = {name: _pad(view, longest) for name, view in views.items()}
-    encoded = model.encode(views)
-    momentum.encode(views)
-    memory, mask = torch.stack(encoded.tokens, dim=1), torch.stack(encoded.masks, dim=1)  # (B, V, L, S, D), (B, V, S)
+    views = _one_length(views)
+    _encode(momentum, views)
+    tokens, _ = _search(model, *_encode(model.encoding, views), beam, max_words)
+    return tokens
+
+
+def plain_self_critical_loss(
+    model: Haav,
+    contrast: MomentumContrast,
+    views: Views,
+    beam: int,
+    max_words: int,
+    weight: float,
+    reward: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Beams whose every step keeps its graph, rewarded against their mean; to be differentiated"""
+    views = _one_length(views)
+    memory, mask = _encode(model.encoding, views)
+    tokens, logprobs = _search(model, memory, mask, beam, max_words)
+    rewards = reward(tokens)
+    others = (rewards.sum(dim=1, keepdim=True) - rewards) / (beam - 1)
+    lengths = (tokens != PAD).sum(dim=2).clamp(min=1)
+    words = -((rewards - others) * logprobs.sum(dim=2) / lengths).mean()
+    return words + weight * _contrast(contrast, views, memory, mask)
+
+
+def _search(model: Haav, memory: Tensor, mask: Tensor, beam: int, max_words: int) -> tuple[Tensor, Tensor]:
+    """memory (B, V, L, S, D), mask (B, V, S) → words (B, beam, max_words) and their log-probabilities"""
     photos = len(memory)
     totals, ended = torch.zeros(photos, 1), torch.zeros(photos, 1, dtype=torch.bool)
-    tokens = torch.full((photos, 1, 1), BOS)
+    tokens, said = torch.full((photos, 1, 1), BOS), torch.zeros(photos, 1, 0)
     past: list[Tensor] = []
     for _ in range(max_words):
         beams = tokens.shape[1]
@@ -40,16 +65,18 @@ def plain_beam_search(model: Haav, momentum: Haav, views: Views, beam: int, max_
         logits, past = _step(model, tokens.flatten(0, 1), past, own_memory, own_mask)
         logprobs = logits.log_softmax(dim=-1).view(photos, beams, -1)
         size = logprobs.shape[2]
-        logprobs[ended] = -torch.inf
-        logprobs[..., PAD][ended] = 0.0
+        free = torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor([PAD]), True)
+        logprobs = torch.where(ended[..., None], torch.where(free, 0.0, -torch.inf), logprobs)
         ranked = (totals[..., None] + logprobs).view(photos, -1).sort(dim=1, descending=True)
-        totals, chosen = ranked.values[:, :beam], ranked.indices[:, :beam]
+        totals, chosen = ranked.values[:, :beam].detach(), ranked.indices[:, :beam]
         parents, last = chosen // size, chosen % size
         rows = (parents + beams * torch.arange(photos)[:, None]).flatten()
+        now = logprobs.view(photos, -1).gather(1, chosen)
+        said = torch.cat([said.flatten(0, 1)[rows].view(photos, beam, -1), now[..., None]], dim=2)
         tokens = torch.cat([tokens.flatten(0, 1)[rows].view(photos, beam, -1), last[..., None]], dim=2)
         ended = ended.gather(1, parents) | (last == EOS)
         past = [words[rows] for words in past]
-    return tokens[:, :, 1:]
+    return tokens[:, :, 1:], said
 
 
 def _step(model: Haav, tokens: Tensor, past: list[Tensor], memory: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -68,7 +95,7 @@ def _step(model: Haav, tokens: Tensor, past: list[Tensor], memory: Tensor, mask:
         ]
         chosen = _attend(layer.aggregator.across_layers, asking, torch.cat(found, dim=1), None)
         x = _attend(layer.aggregator.across_views, word, chosen.view(captions, views, -1), None)
-        x = layer.feed_forward(x)
+        x = _feed_forward(layer.feed_forward, x)
     return decoder.output(x)[:, 0], known
 
 
@@ -76,15 +103,36 @@ def plain_training_loss(
     model: Haav, contrast: MomentumContrast, views: Views, captions: Tensor, weight: float
 ) -> Tensor:
     """captions (B, T), one a photo → cross-entropy + weight · contrastive loss, to be differentiated"""
-    longest = max(view.tokens.shape[1] for view in views.values())
-    views = {name: _pad(view, longest) for name, view in views.items()}
-    encoded = model.encode(views)
-    logits = _recite(model, captions[:, :-1], torch.stack(encoded.tokens, dim=1), torch.stack(encoded.masks, dim=1))
+    views = _one_length(views)
+    memory, mask = _encode(model.encoding, views)
+    logits = _recite(model, captions[:, :-1], memory, mask)
     words = F.cross_entropy(logits.flatten(0, 1), captions[:, 1:].flatten(), ignore_index=PAD)
-    queries = contrast.projector(encoded.cls, encoded.cls_mask)
+    return words + weight * _contrast(contrast, views, memory, mask)
+
+
+def _contrast(contrast: MomentumContrast, views: Views, memory: Tensor, mask: Tensor) -> Tensor:
+    queries = contrast.projector(memory[:, :, :, 0], mask[:, :, 0])
     with torch.no_grad():
-        keys = contrast.momentum_projector(contrast.momentum_encoding(views).cls, encoded.cls_mask)
-    return words + weight * _info_nce(queries, keys, contrast.queue, contrast.temperature)
+        momentum, _ = _encode(contrast.momentum_encoding, views)
+        keys = contrast.momentum_projector(momentum[:, :, :, 0], mask[:, :, 0])
+    return _info_nce(queries, keys, contrast.queue, contrast.temperature)
+
+
+def _encode(encoding: Encoding, views: Views) -> tuple[Tensor, Tensor]:
+    """Views of one length → (B, V, L, S, D), (B, V, S)"""
+    encoded, masks = [], []
+    for view in encoding.embed(views):
+        x, layers = view.tokens, []
+        for layer in encoding.encoder.layers:
+            x = _feed_forward(layer.feed_forward, _attend(layer.attention, x, x, view.mask[:, None]))
+            layers.append(x)
+        encoded.append(torch.stack(layers, dim=1))
+        masks.append(view.mask)
+    return torch.stack(encoded, dim=1), torch.stack(masks, dim=1)
+
+
+def _feed_forward(part: FeedForward, x: Tensor) -> Tensor:
+    return part.norm(x + part.dropout(part.outer(part.dropout(F.relu(part.inner(x))))))
 
 
 def _recite(model: Haav, tokens: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
@@ -105,7 +153,7 @@ def _recite(model: Haav, tokens: Tensor, memory: Tensor, mask: Tensor) -> Tensor
         chosen = _attend(layer.aggregator.across_layers, asking.reshape(-1, 1, asking.shape[2]), items, None)
         items = chosen.view(photos, views, length, -1).transpose(1, 2).flatten(0, 1)
         x = _attend(layer.aggregator.across_views, word.reshape(-1, 1, word.shape[2]), items, None)
-        x = layer.feed_forward(x.view_as(word))
+        x = _feed_forward(layer.feed_forward, x.view_as(word))
     return decoder.output(x)
 
 
@@ -131,10 +179,21 @@ def _attend(part: Attention | SetAttention, query: Tensor, tokens: Tensor, mask:
     keys, values = (
         split_heads(F.linear(tokens, weight, bias), part.heads) for weight, bias in zip(weights, biases, strict=True)
     )
+    slots = getattr(part, "slots", 0)
+    if slots:
+        own_keys = split_heads(part.slot_keys / part.scale, part.heads).expand(len(keys), -1, -1, -1)
+        own_values = split_heads(part.slot_values * slots**0.5, part.heads).expand(len(keys), -1, -1, -1)
+        keys, values = torch.cat([keys, own_keys], dim=2), torch.cat([values, own_values], dim=2)
     scores = split_heads(part.query(query) * part.scale, part.heads) @ keys.transpose(-1, -2)
     if mask is not None:
+        mask = F.pad(mask, (0, slots), value=True)
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
     return part.finish(query, (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
+
+
+def _one_length(views: Views) -> Views:
+    longest = max(view.tokens.shape[1] for view in views.values())
+    return {name: _pad(view, longest) for name, view in views.items()}
 
 
 def _pad(view: View, longest: int) -> View:

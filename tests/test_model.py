@@ -538,10 +538,22 @@ def test_kept_channels_are_scaled_and_drawn_for_each_photo() -> None:
 def test_blocks_drop_where_the_release_does(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(Dropout, "forward", lambda self, x: (seen.append(x.shape[-1]), x)[1])
+    monkeypatch.setattr(Dropout, "after_relu", lambda self, x: (seen.append(x.shape[-1]), (x.relu(), 1.0))[1])
     FeedForward(8, 24, 0.1)(torch.randn(2, 8))
     layer = Attention(8, 2, 0.1)
     layer(torch.randn(1, 3, 8), layer.remember(torch.randn(1, 3, 8)), None)
     assert seen == [24, 8, 8]
+
+
+@pytest.mark.parametrize("outputs", ["last", "all"])
+@pytest.mark.parametrize("encoding", ["shared", "unshared"])
+def test_cls_alone_is_the_cls_of_all(encoding: str, outputs: str) -> None:
+    model = tiny_model(encoding=encoding, encoder_outputs=outputs).eval()
+    views = random_views()
+    whole, alone = model.encoding(views), model.encoding(views, cls_only=True)
+    assert_close(alone.cls, whole.cls)
+    assert {tokens.shape[2] for tokens in alone.tokens} == {1}
+    assert torch.equal(alone.present, whole.present)
 
 
 def test_box_geometry_is_sides_width_and_height() -> None:

@@ -25,7 +25,8 @@ from haav.errors import CheckpointError, ConfigError
 from haav.evaluate.reward import CiderReward
 from haav.generate import BeamSearch, Never
 from haav.losses import self_critical
-from haav.model.layers import Dropout
+from haav.model.dropping import Dropout, threshold
+from haav.model.layers import FeedForward
 from haav.presets import flags_from, load_config
 from haav.pretrained import load_weights
 from haav.recipes import find_recipe, recipe_names
@@ -219,6 +220,37 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
     assert torch.equal(x.grad, found.detach()), "the gradient goes where the value went"
     assert not torch.equal(layer(x), found)
     assert torch.equal(layer.eval()(x), x)
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.4, 0.4981, 0.5, 0.9])
+def test_a_share_p_of_all_patterns_lies_below_the_threshold(p: float) -> None:
+    patterns = torch.arange(-(2**31), 2**31, 997).to(torch.int32).view(torch.float32)
+    assert (patterns <= threshold(p)).double().mean().item() == pytest.approx(p, abs=1e-6)
+
+
+def test_dropout_after_relu_is_both_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 200, requires_grad=True)
+    layer = Dropout(0.3)
+    found, scale = layer.after_relu(x * 1.0)
+    kept = found != 0
+    assert torch.equal(found, x.relu() * kept)
+    assert scale == 1 / 0.7
+    assert kept.sum().item() / (x > 0).sum().item() == pytest.approx(0.7, abs=0.01)
+    upstream = torch.randn_like(found)
+    found.backward(upstream)
+    assert torch.equal(x.grad, upstream * kept)
+    plain, one = layer.eval().after_relu(x)
+    assert (one, plain.equal(x.relu())) == (1.0, True)
+
+
+def test_feed_forward_keeps_its_mean_under_dropout() -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(8, 64, 0.5)
+    layer.norm = torch.nn.Identity()
+    x = torch.randn(1, 8)
+    mean = layer.train()(x.expand(100_000, -1)).mean(dim=0)
+    torch.testing.assert_close(mean, layer.eval()(x)[0], atol=0.02, rtol=0)
 
 
 def test_norms_and_biases_do_not_decay_unless_all_do() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from haav.errors import ViewError, unknown
+from haav.model.dropping import Dropout
 from haav.model.layers import keep_channels, sinusoids, thin
 from haav.types import EmbeddedView, View, Views, ViewSpec
 
@@ -81,7 +82,7 @@ class ViewEmbeddings(nn.Module):
         super().__init__()
         self.d_model = d_model
         self.whole_channels = whole_channels
-        self.channel_dropout = nn.Dropout(channel_dropout)
+        self.channel_dropout = Dropout(channel_dropout)
         self.by_name = nn.ModuleDict(
             {
                 name: ViewEmbedding(spec, d_model, learned_cls, token_dropout, dropped_is_padding)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from haav.model.dropping import Dropout
 from haav.types import KeyValues
 
 
@@ -31,19 +32,6 @@ def sinusoids(length: int, dim: int) -> Tensor:
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(..., N, D) → (..., H, N, D/H)"""
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-2, -3)
-
-
-class Dropout(nn.Dropout):
-    """Ordinary dropout. On a CPU, torch draws a number for each element and spends a quarter of a training step on
-    it; here one draw of 64 bits serves four elements, and p is true to 1/65,536."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not self.p or x.device.type != "cpu":
-            return super().forward(x)
-        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        draws = bits.view(torch.int16)[: x.numel()].view(x.shape)
-        dropped = round(self.p * 2**16)
-        return (x * (draws >= dropped - 2**15)).mul_(2**16 / (2**16 - dropped))
 
 
 class _Projections(nn.Module):
@@ -92,7 +80,7 @@ class Attention(_Projections):
             # The scales are M²'s: slots start as strong as projected tokens.
             slot_keys = split_heads(self.slot_keys / self.scale, self.heads).to(keys.dtype)
             slot_values = split_heads(self.slot_values * math.sqrt(self.slots), self.heads).to(values.dtype)
-            keys = torch.cat([keys, slot_keys.expand(*keys.shape[:-3], -1, -1, -1)], dim=-2)
+            keys = torch.cat([keys.mT, slot_keys.mT.expand(*keys.shape[:-3], -1, -1, -1)], dim=-1).mT
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
         return KeyValues(keys.mT.contiguous().mT, values.contiguous())
 
@@ -160,8 +148,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) → (..., D)"""
-        inner = self.dropout(self.inner(x).relu())
-        normed: Tensor = self.norm(x + self.dropout(self.outer(inner)))
+        inner, scale = self.dropout.after_relu(self.inner(x))
+        weight = self.outer.weight if scale == 1 else self.outer.weight * scale
+        outer = nn.functional.linear(inner, weight, self.outer.bias)
+        normed: Tensor = self.norm(x + self.dropout(outer))
         return normed
 
 
@@ -171,9 +161,10 @@ class EncoderLayer(nn.Module):
         self.attention = Attention(d_model, heads, dropout, slots)
         self.feed_forward = FeedForward(d_model, d_ff, dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, D), mask (B, S) → (B, S, D)"""
-        attended = self.attention(x, self.attention.remember(x), mask[:, None, None])
+    def forward(self, x: Tensor, mask: Tensor | None, asking: int | None = None) -> Tensor:
+        """x (B, S, D), mask (B, S) → (B, S, D), or of the first tokens only that are `asking`"""
+        seen = None if mask is None else mask[:, None, None]
+        attended = self.attention(x[:, :asking], self.attention.remember(x), seen)
         encoded: Tensor = self.feed_forward(attended)
         return encoded
 
@@ -188,12 +179,17 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(d_model, heads, d_ff, slots, dropout) for _ in range(layers))
         self.keep_all = keep_all
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, D), mask (B, S) → (B, L, S, D), the last layer last; L is 1 unless all are kept"""
+    def forward(self, x: Tensor, mask: Tensor, cls_only: bool = False) -> Tensor:
+        """x (B, S, D), mask (B, S) → (B, L, S, D), the last layer last; L is 1 unless all are kept
+
+        Who needs no more than the first token, [CLS], is spared most of the last layer: then S is 1.
+        """
+        seen = None if bool(mask.all()) else mask
         outputs = []
-        for layer in self.layers:
-            x = layer(x, mask)
-            outputs.append(x)
+        for layer in self.layers[:-1]:
+            x = layer(x, seen)
+            outputs.append(x[:, :1] if cls_only else x)
+        outputs.append(self.layers[-1](x, seen, asking=1 if cls_only else None))
         return torch.stack(outputs if self.keep_all else outputs[-1:], dim=1)
 
 

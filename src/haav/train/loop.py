@@ -95,7 +95,8 @@ class _Run:
         self.fabric = fabric
         if many.count() > min(self.config.batch, len(setup.labelled)):
             raise ConfigError(f"{many.count()} processes cannot share a batch of {self.config.batch} photos.")
-        optimizer = torch.optim.AdamW(_groups(setup.learner, self.config.weight_decay, self.config.decay_all))
+        groups = _groups(setup.learner, self.config.weight_decay, self.config.decay_all)
+        optimizer = torch.optim.AdamW(groups, fused=True)
         self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
         self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
         self.batches = ShuffledBatches(
@@ -297,7 +298,7 @@ def _connect(config: Config) -> Any:
         from lightning_fabric import Fabric
     except ImportError:
         raise ConfigError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
-    _keep_memory()
+    keep_memory()
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     fabric = Fabric(
         accelerator="auto",
@@ -311,7 +312,7 @@ def _connect(config: Config) -> Any:
     return fabric
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """glibc gives large blocks back to the system at once, and every step asks for them again, page by page: 8 % of
     a step's time. This process keeps them. Elsewhere than on Linux nothing happens."""
     if sys.platform != "linux":

@@ -94,7 +94,7 @@ class MomentumContrast(nn.Module):
         mask = encoded.cls_mask
         queries = self.projector(encoded.cls, mask)
         with torch.no_grad():
-            keys = self.momentum_projector(self.momentum_encoding(views).cls, mask)
+            keys = self.momentum_projector(self.momentum_encoding(views, cls_only=True).cls, mask)
         negatives = self.queue[: int(self.filled)]
         # Negatives are the views of all photos of the step, whichever process has them.
         all_keys, all_masks = many.gather(keys), many.gather(mask.to(torch.uint8)).bool()
@@ -114,8 +114,8 @@ class MomentumContrast(nn.Module):
     def follow(self, encoding: Encoding) -> None:
         pairs = [(self.momentum_encoding, encoding), (self.momentum_projector, self.projector)]
         for slow, fast in pairs:
-            for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
-                old.lerp_(new.to(old.dtype), 1 - self.momentum)
+            news = [new.to(old.dtype) for old, new in zip(slow.parameters(), fast.parameters(), strict=True)]
+            torch._foreach_lerp_(list(slow.parameters()), news, 1 - self.momentum)
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:

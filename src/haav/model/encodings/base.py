@@ -46,11 +46,12 @@ class Encoding(nn.Module, ABC):
         """Make the encoders that the strategy needs."""
 
     @abstractmethod
-    def encode(self, views: tuple[EmbeddedView, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def encode(self, views: tuple[EmbeddedView, ...], cls_only: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Embedded views → (tokens (B, L, S, D), mask (B, S)) for each entry of the result."""
 
-    def forward(self, views: Views) -> EncodedViews:
-        tokens, masks = zip(*self.encode(self.embed(views)), strict=True)
+    def forward(self, views: Views, cls_only: bool = False) -> EncodedViews:
+        """`cls_only`: nobody will look at tokens other than [CLS], so there need be no others"""
+        tokens, masks = zip(*self.encode(self.embed(views), cls_only), strict=True)
         present = torch.stack([mask.any(dim=1) for mask in masks], dim=1)
         if self.training and self.view_dropout:
             present = thin_views(present, self.view_dropout, self.view_dropout_draw)

@@ -24,7 +24,7 @@ class ConcatViewsEncoding(Encoding):
     def build(self, new_encoder: Callable[[], Encoder]) -> None:
         self.encoder = new_encoder()
 
-    def encode(self, views: tuple[EmbeddedView, ...]) -> list[tuple[Tensor, Tensor]]:
+    def encode(self, views: tuple[EmbeddedView, ...], cls_only: bool) -> list[tuple[Tensor, Tensor]]:
         tokens = torch.cat([view.tokens for view in views], dim=1)
         mask = torch.cat([view.mask for view in views], dim=1)
-        return [(self.encoder(tokens, mask), mask)]
+        return [(self.encoder(tokens, mask, cls_only), mask)]

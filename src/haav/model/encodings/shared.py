@@ -19,5 +19,5 @@ class SharedEncoding(Encoding):
     def build(self, new_encoder: Callable[[], Encoder]) -> None:
         self.encoder = new_encoder()
 
-    def encode(self, views: tuple[EmbeddedView, ...]) -> list[tuple[Tensor, Tensor]]:
-        return [(self.encoder(view.tokens, view.mask), view.mask) for view in views]
+    def encode(self, views: tuple[EmbeddedView, ...], cls_only: bool) -> list[tuple[Tensor, Tensor]]:
+        return [(self.encoder(view.tokens, view.mask, cls_only), view.mask) for view in views]

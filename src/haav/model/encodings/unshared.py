@@ -19,6 +19,6 @@ class UnsharedEncoding(Encoding):
     def build(self, new_encoder: Callable[[], Encoder]) -> None:
         self.encoders = nn.ModuleDict({name: new_encoder() for name in self.embed.names})
 
-    def encode(self, views: tuple[EmbeddedView, ...]) -> list[tuple[Tensor, Tensor]]:
-        encoders = self.encoders.values()
-        return [(encoder(view.tokens, view.mask), view.mask) for encoder, view in zip(encoders, views, strict=True)]
+    def encode(self, views: tuple[EmbeddedView, ...], cls_only: bool) -> list[tuple[Tensor, Tensor]]:
+        pairs = zip(self.encoders.values(), views, strict=True)
+        return [(encoder(view.tokens, view.mask, cls_only), view.mask) for encoder, view in pairs]

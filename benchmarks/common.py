@@ -1,0 +1,60 @@
+"""What the benchmarks share: timing, and random data of the release's sizes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from haav.generate import Generated
+from haav.text import EOS
+from haav.types import View
+
+
+def seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
+    work()
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def random_captions(photos: int, each: int, seed: int = 0) -> list[list[str]]:
+    """Sentences of 8 to 14 words, common words far more often than rare ones, as in captions"""
+    rng = random.Random(seed)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 8))) for _ in range(8000)]
+    weights = [1 / (rank + 3) for rank in range(len(words))]
+    return [[" ".join(rng.choices(words, weights, k=rng.randint(8, 14))) for _ in range(each)] for _ in range(photos)]
+
+
+def end_after(model: Any, write: Callable[[], Generated], words: int) -> None:
+    """Fit the end token's weights so that captions end after `words` or so, as a trained model's do."""
+    seen: list[torch.Tensor] = []
+    hook = model.decoder.output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    write()
+    hook.remove()
+    states = torch.cat(seen)
+    wanted = torch.cat([torch.full((len(part),), 15.0 if at >= words else -15.0) for at, part in enumerate(seen)])
+    gram = states.T @ states + 1e-2 * torch.eye(states.shape[1])
+    with torch.no_grad():
+        model.decoder.output.weight[EOS] = torch.linalg.solve(gram, states.T @ wanted)
+
+
+def release_views(config: Any, photos: int) -> dict[str, View]:
+    """Random views of the release's lengths and widths"""
+    return {
+        name: View(
+            torch.randn(photos, spec.max_tokens, spec.dim),
+            torch.ones(photos, spec.max_tokens, dtype=torch.bool),
+            {index: torch.randint(0, size, (photos, spec.max_tokens)) for index, size in spec.indices.items()},
+            torch.rand(photos, spec.max_tokens, 4) if spec.boxes else None,
+        )
+        for name, spec in config.model.views.items()
+    }
