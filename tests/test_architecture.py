@@ -31,6 +31,7 @@ LAYERS = (
     ("captioner",),
     ("convert", "describe", "predict", "train"),
     ("terminal",),
+    ("verbs",),
     ("cli",),
 )
 SURFACE = {"__init__", "__main__"}

@@ -19,7 +19,7 @@ from haav.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.data.annotations import load_dataset
 from haav.errors import DataError, ViewError
 from haav.store import Store, ViewManifest
-from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome
+from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import PhotoView, Progress, ViewSpec, quiet
 from haav.views import PhotoBatch
 from haav.views.text import TextFiveExtractor, TextWholeExtractor
@@ -304,3 +304,31 @@ def test_real_sentences_that_mean_the_same_are_near() -> None:
     assert_close(vectors.norm(dim=1), torch.ones(3), rtol=1e-3, atol=1e-3)
     near = vectors @ vectors.T
     assert near[0, 2] > 0.6 > 0.3 > near[0, 1]
+
+
+def test_a_sample_is_even_keeps_order_and_is_the_same_each_time() -> None:
+    entries = [Entry(f"sentence number {number}") for number in range(2000)]
+    kept = sample_entries(entries, 500)
+    rows = [entries.index(entry) for entry in kept]
+    assert len(kept) == 500
+    assert rows == sorted(rows)
+    assert kept == sample_entries(entries, 500)
+    assert 200 < sum(row < 1000 for row in rows) < 300
+    assert sample_entries(entries, 5000) == entries
+    with pytest.raises(DataError, match="at least 1 sentence, not 0"):
+        sample_entries(entries, 0)
+
+
+def test_a_compact_database_finds_nearly_the_same_and_is_a_quarter_the_size(tmp_path: Path) -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(400, 384), dim=1)
+    whole = TextDatabase([Entry(f"s{n}", (f"p{n}",)) for n in range(400)], vectors, Manifest("toy"))
+    compact = whole.compact()
+    assert F.cosine_similarity(compact.vectors, vectors).min() > 0.9998
+    assert compact.rows_of("p3") == []
+    compact.save(tmp_path / "compact", quantised=True)
+    whole.save(tmp_path / "whole")
+    loaded = TextDatabase.load(tmp_path / "compact")
+    assert torch.equal(loaded.vectors, compact.vectors)
+    assert loaded.sentences == whole.sentences
+    sizes = [(tmp_path / name / "vectors.safetensors").stat().st_size for name in ("compact", "whole")]
+    assert sizes[0] < 0.27 * sizes[1]

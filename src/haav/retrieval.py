@@ -15,7 +15,7 @@ from haav.data.annotations import Dataset, Photo, load_dataset
 from haav.errors import DataError
 from haav.sentences import MiniLM, SentenceEncoder
 from haav.store import Store
-from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome
+from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import Progress, quiet
 
 
@@ -26,8 +26,12 @@ def build_textdb(
     exclude: frozenset[str] = frozenset(),
     progress: Progress = quiet,
     encoder: SentenceEncoder | None = None,
+    limit: int | None = None,
 ) -> TextDatabase:
-    """Captions of training splits only, lines of text files, phrases of Visual Genome; the manifest says which."""
+    """Captions of training splits only, lines of text files, phrases of Visual Genome; the manifest says which.
+
+    `limit`: no more sentences than that, an even sample of them.
+    """
     entries: list[Entry] = []
     sources: list[dict[str, Any]] = []
     for path in datasets:
@@ -46,6 +50,9 @@ def build_textdb(
     merged = merge_entries(entries)
     if not merged:
         raise DataError("no sentence was given: name a data set, a text file or a Visual Genome file.")
+    if limit is not None:
+        merged = sample_entries(merged, limit)
+        sources.append({"kind": "sample", "sentences": len(merged)})
     encoder = encoder or MiniLM()
     vectors = encoder.encode([entry.sentence for entry in merged], progress)
     return TextDatabase(merged, vectors, Manifest(encoder.fingerprint, sources))

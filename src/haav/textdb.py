@@ -134,15 +134,24 @@ class TextDatabase:
         index.add(self._searchable.numpy())
         return index
 
-    def save(self, directory: str | Path) -> None:
+    def compact(self) -> TextDatabase:
+        """The same sentences for use by strangers: vectors of one byte a number, and no owners."""
+        rounded = _dequantise(*_quantise(self.vectors))
+        return TextDatabase([Entry(entry.sentence) for entry in self.entries], rounded, self.manifest)
+
+    def save(self, directory: str | Path, quantised: bool = False) -> None:
+        """`quantised`: vectors as bytes; for a database that `compact` made, nothing more is lost"""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        tensors = {"vectors": self.vectors.contiguous()}
+        if quantised:
+            tensors["vectors"], tensors["scales"] = _quantise(self.vectors)
         lines = "".join(
             json.dumps([entry.sentence, list(entry.owners)], ensure_ascii=False) + "\n" for entry in self.entries
         )
         stamped = asdict(self.manifest) | {"fingerprint": self.fingerprint}
         write_atomically(directory / ENTRIES, lambda path: path.write_text(lines, encoding="utf-8"))
-        write_atomically(directory / VECTORS, lambda path: save_file({"vectors": self.vectors.contiguous()}, path))
+        write_atomically(directory / VECTORS, lambda path: save_file(tensors, path))
         write_atomically(
             directory / MANIFEST, lambda path: path.write_text(json.dumps(stamped, indent=1), encoding="utf-8")
         )
@@ -155,7 +164,10 @@ class TextDatabase:
             data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
             lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
             entries = [Entry(sentence, tuple(owners)) for sentence, owners in map(json.loads, lines)]
-            vectors = load_file(directory / VECTORS)["vectors"]
+            tensors = load_file(directory / VECTORS)
+            vectors = tensors["vectors"]
+            if "scales" in tensors:
+                vectors = _dequantise(vectors, tensors["scales"])
             found = data.pop("fingerprint")
             manifest = Manifest(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -168,6 +180,16 @@ class TextDatabase:
         if database.fingerprint != found:
             raise DataError(f"text database {directory} is damaged: its fingerprint does not match.")
         return database
+
+
+def _quantise(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, D) → int8 (N, D), and (N, 1) what their steps are worth"""
+    scales = vectors.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+    return (vectors.float() / scales).round().to(torch.int8), scales
+
+
+def _dequantise(steps: Tensor, scales: Tensor) -> Tensor:
+    return steps.float() * scales
 
 
 def _faiss() -> Any:
@@ -184,6 +206,17 @@ def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
     for entry in entries:
         owners.setdefault(" ".join(entry.sentence.split()), {}).update(dict.fromkeys(entry.owners))
     return [Entry(sentence, tuple(known)) for sentence, known in owners.items() if sentence]
+
+
+def sample_entries(entries: Sequence[Entry], limit: int) -> list[Entry]:
+    """At most `limit` of them, in their order. Chance is a hash of the sentence."""
+    if limit < 1:
+        raise DataError(f"a text database has at least 1 sentence, not {limit}.")
+
+    def luck(row: int) -> bytes:
+        return hashlib.blake2b(entries[row].sentence.encode(), digest_size=8).digest()
+
+    return [entries[row] for row in sorted(sorted(range(len(entries)), key=luck)[:limit])]
 
 
 def read_text_file(path: Path) -> Iterator[Entry]:
