@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haav.errors import StoreError
-from haav.shards import export, read_shard
+from haav.shards import ShardStore, export, open_store, read_shard
 from haav.store import Store, ViewManifest, pack, unpack
 from haav.types import PhotoView, ViewSpec
 
@@ -197,10 +197,43 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> 
 def test_shards_hold_what_the_store_holds(tmp_path: Path) -> None:
     with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
         assert export(store, ["things"], tmp_path / "out", shard_size=3) == 3
-        shards = sorted((tmp_path / "out").iterdir())
+        shards = sorted((tmp_path / "out").glob("*.tar"))
         assert [file.name for file in shards] == [f"shard-00000{number}.tar" for number in range(3)]
         found = dict(pair for file in shards for pair in read_shard(file))
         assert sorted(found) == store.ids("things")
         assert all(same(views["things"], store.get("things", name)) for name, views in found.items())
         with pytest.raises(StoreError, match="no photo"):
             export(store, [], tmp_path / "none")
+
+
+def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
+    names = tuple(f"{number}.jpg" for number in range(7))
+    with filled(tmp_path / "s", names) as store:
+        export(store, ["things"], tmp_path / "out", shard_size=3)
+        shards = open_store(tmp_path / "out")
+        assert isinstance(shards, ShardStore)
+        assert shards.views == store.views
+        assert shards.ids("things") == store.ids("things")
+        assert shards.missing("things", ["0.jpg", "nobody"]) == ["nobody"]
+        assert shards.missing("other", ["0.jpg"]) == ["0.jpg"]
+        wanted = ["5.jpg", "0.jpg", "6.jpg"]
+        found = zip(shards.get_many("things", wanted), store.get_many("things", wanted), strict=True)
+        assert all(same(one, other) for one, other in found)
+
+
+def test_damaged_shards_are_named(tmp_path: Path) -> None:
+    with filled(tmp_path / "s", ("a.jpg", "b.jpg")) as store:
+        export(store, ["things"], tmp_path / "out", shard_size=1)
+    shard = tmp_path / "out" / "shard-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:700])
+    shards = open_store(tmp_path / "out")
+    assert len(shards.get_many("things", ["a.jpg"])) == 1
+    with pytest.raises(StoreError, match="shard-000001.tar"):
+        shards.get_many("things", ["b.jpg"])
+    index = tmp_path / "out" / "index.json"
+    index.write_text(index.read_text().replace("shard-000001.tar", "../../secret.tar"))
+    with pytest.raises(StoreError, match="outside its folder"):
+        open_store(tmp_path / "out")
+    index.write_text("{}")
+    with pytest.raises(StoreError, match=r"index.json is damaged"):
+        open_store(tmp_path / "out")

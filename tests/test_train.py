@@ -18,10 +18,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from haav import shards
 from haav.captioner import Captioner
 from haav.cli import main
 from haav.config import Config
-from haav.errors import CheckpointError, ConfigError
+from haav.data.annotations import load_dataset
+from haav.data.loader import ShardedBatches
+from haav.data.toy import make_toy
+from haav.errors import CheckpointError, ConfigError, StoreError
 from haav.evaluate.reward import CiderReward
 from haav.generate import BeamSearch, Never
 from haav.losses import self_critical
@@ -30,6 +34,8 @@ from haav.model.layers import FeedForward
 from haav.presets import flags_from, load_config
 from haav.pretrained import load_weights
 from haav.recipes import find_recipe, recipe_names
+from haav.shards import export
+from haav.store import Store
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
 from haav.train.objectives import CrossEntropy, Learner, SelfCritical, StepInput
@@ -493,6 +499,49 @@ run.go()
 contrast = setup.learner.contrast
 save_file({"queue": contrast.queue, "filled": contrast.filled[None]}, str(out / f"queue{many.rank()}.safetensors"))
 """
+
+
+def test_a_run_streams_from_shards_and_reads_each_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, store = make_toy(tmp_path / "toy")
+    with Store(store) as opened:
+        export(opened, sorted(opened.views), tmp_path / "shards", shard_size=16)
+    read: list[str] = []
+    plain = shards.read_shard
+    monkeypatch.setattr(shards, "read_shard", lambda path: (read.append(path.name), plain(path))[1])
+    flags = ("--data.dataset", str(dataset), "--data.store", str(tmp_path / "shards"))
+    outcome = loop.train(toy(*flags, epochs=1), tmp_path / "run")
+    assert outcome.finished
+    training = {photo.id for photo in load_dataset(dataset).split("train")}
+    groups = json.loads((tmp_path / "shards" / "index.json").read_text())["shards"]
+    holding = [group["file"] for group in groups if training.intersection(group["ids"])]
+    epoch = read[: len(holding)]
+    assert sorted(epoch) == sorted(set(epoch)), "no shard is read twice in the epoch"
+    assert set(epoch) <= set(holding)
+
+
+@pytest.mark.parametrize(("readers", "batch"), [(1, 10), (2, 10), (3, 10)])
+def test_readers_of_shards_share_no_photo_and_no_shard(readers: int, batch: int) -> None:
+    groups = [list(range(start, start + 20)) for start in range(0, 240, 20)]
+    batches = ShardedBatches(groups, batch, seed=3, readers=readers, window=2)
+    cuts = [batch * number // readers for number in range(readers + 1)]
+    seen: list[int] = []
+    own: list[set[int]] = [set() for _ in range(readers)]
+    for rows in batches:
+        assert len(rows) == batch
+        seen += rows
+        for reader in range(readers):
+            own[reader] |= {row // 20 for row in rows[cuts[reader] : cuts[reader + 1]]}
+    assert len(seen) == len(set(seen)) == len(batches) * batch
+    assert len(seen) > 0.8 * 240
+    assert sum(map(len, own)) == len(set.union(*own)), "each shard has one reader"
+    first = list(batches)
+    assert list(batches) == first
+    batches.epoch = 1
+    assert list(batches) != first
+    with pytest.raises(StoreError, match="13 processes need at least as many shards"):
+        ShardedBatches(groups, batch, 3, readers=13, window=2)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -13,13 +13,14 @@ from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError
 from haav.evaluate.ptb import tokenize
+from haav.shards import ShardStore
 from haav.store import Store
 from haav.types import Caption, Progress, quiet
 
 
 def predict(
     captioner: Captioner,
-    store: Store,
+    store: Store | ShardStore,
     photos: Sequence[Photo],
     batch: int = 50,
     progress: Progress = quiet,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from haav.data.annotations import Photo
 from haav.data.collate import collate
 from haav.errors import StoreError
+from haav.shards import WINDOW, ShardStore
 from haav.store import Store
 from haav.text import Vocabulary
 from haav.types import Batch
@@ -23,7 +25,7 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | ShardStore,
         views: Sequence[str],
         photos: Sequence[Photo],
         vocabulary: Vocabulary | None,
@@ -51,6 +53,14 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.photos)
 
+    def shuffled(self, batch: int, seed: int, readers: int = 1) -> ShuffledBatches | ShardedBatches:
+        """Whole batches of all photos, in the order that suits where they are kept"""
+        if isinstance(self.store, Store):
+            return ShuffledBatches(len(self), batch, seed, drop_last=True)
+        rows = {photo: row for row, photo in enumerate(self.ids)}
+        groups = [[rows[photo] for photo in shard if photo in rows] for shard in self.store.groups]
+        return ShardedBatches([group for group in groups if group], batch, seed, readers, WINDOW)
+
     def __getitem__(self, rows: Sequence[int]) -> Batch:
         ids = [self.ids[row] for row in rows]
         views = {view: self.store.get_many(view, ids) for view in self.views}
@@ -73,6 +83,48 @@ class ShuffledBatches(Sampler[list[int]]):
             random.Random(f"{self.seed}-{self.epoch}").shuffle(order)
         for number in range(len(self)):
             yield order[number * self.batch : (number + 1) * self.batch]
+
+
+class ShardedBatches(Sampler[list[int]]):
+    """The same for rows that lie in shards: shards in random order, the photos of a few of them mixed at a time.
+
+    Each of `readers` processes has shards of its own, so that none is read twice: consecutive parts of a batch, as
+    `many.share` cuts it, are of different readers.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], batch: int, seed: int, readers: int, window: int) -> None:
+        """`groups`: the rows of each shard; `window`: how many shards are mixed"""
+        if readers > len(groups):
+            raise StoreError(f"{readers} processes need at least as many shards, and there are {len(groups)}.")
+        self.groups, self.seed, self.window = groups, seed, window
+        cuts = [batch * number // readers for number in range(readers + 1)]
+        self.parts = [end - start for start, end in pairwise(cuts)]
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """Of a whole number of batches for each reader; which shards are whose changes, so the least there can be"""
+        fewest = sorted(len(group) for group in self.groups)[: len(self.groups) // len(self.parts)]
+        return sum(fewest) // max(self.parts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        chance = random.Random(f"{self.seed}-{self.epoch}")
+        shards = list(self.groups)
+        chance.shuffle(shards)
+        lanes = [self._mixed(shards[reader :: len(self.parts)], chance) for reader in range(len(self.parts))]
+        for number in range(len(self)):
+            yield [
+                row
+                for lane, part in zip(lanes, self.parts, strict=True)
+                for row in lane[number * part : (number + 1) * part]
+            ]
+
+    def _mixed(self, shards: Sequence[Sequence[int]], chance: random.Random) -> list[int]:
+        order: list[int] = []
+        for at in range(0, len(shards), self.window):
+            rows = [row for shard in shards[at : at + self.window] for row in shard]
+            chance.shuffle(rows)
+            order += rows
+        return order
 
 
 def build_loader(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from haav.captioner import Captioner
 from haav.config import Config, override
-from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader, to_device
+from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
 from haav.errors import ConfigError, HaavError
 from haav.evaluate.scores import SLOW, evaluate
 from haav.predict import predict
@@ -99,12 +99,8 @@ class _Run:
         optimizer = torch.optim.AdamW(groups, fused=True)
         self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
         self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
-        self.batches = ShuffledBatches(
-            len(setup.labelled),
-            min(self.config.batch, len(setup.labelled)),
-            self.config.seed,
-            drop_last=True,
-        )
+        size = min(self.config.batch, len(setup.labelled))
+        self.batches = setup.labelled.shuffled(size, self.config.seed, many.count())
         self.per_epoch = max(1, len(self.batches) // self.config.accumulate)
         self.steps = self.per_epoch * self.config.epochs
         self.schedule = build_schedule(self.config.schedule, self.config.warmup_steps, self.steps, self.per_epoch)
@@ -277,14 +273,14 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
     return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def _from_batch(photos: StoredPhotos, batches: ShuffledBatches, start: int) -> Iterator[Batch]:
+def _from_batch(photos: StoredPhotos, batches: ShuffledBatches | ShardedBatches, start: int) -> Iterator[Batch]:
     """This process's part of the epoch's batches from number `start` on"""
     order = [many.share(rows) for rows in list(batches)[start:]]
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
 
 def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> Iterator[Batch]:
-    batches = ShuffledBatches(len(photos), size, seed, drop_last=True)
+    batches = photos.shuffled(size, seed, many.count())
     epoch, place = divmod(start, len(batches))
     while True:
         batches.epoch = epoch

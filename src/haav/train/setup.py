@@ -22,6 +22,7 @@ from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_pretrained
+from haav.shards import ShardStore, open_store
 from haav.store import Store
 from haav.text import Vocabulary
 from haav.train import many
@@ -38,7 +39,7 @@ class Setup:
     labelled: StoredPhotos
     unlabelled: StoredPhotos | None
     val: tuple[Photo, ...]
-    store: Store
+    store: Store | ShardStore
     fingerprint: str
     """of settings, words and photos: a checkpoint of another run is refused"""
 
@@ -68,7 +69,7 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
     labelled = [photo for photo in dataset.split("train") if photo.captions]
     if not labelled:
         raise ConfigError(f"{dataset_path} has no training photo with a caption.")
-    store = Store(store_path)
+    store = open_store(store_path)
     torch.manual_seed(config.train.seed)
     if vocabulary is not None:
         model = build_model(config.model)
@@ -100,7 +101,7 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
     )
 
 
-def _fit_to_data(config: Config, store: Store, vocabulary: Vocabulary) -> Config:
+def _fit_to_data(config: Config, store: Store | ShardStore, vocabulary: Vocabulary) -> Config:
     """The store says how wide its views are, the captions how many words there are."""
     names = [name for name in config.data.views.split(",") if name] or list(config.model.views)
     missing = [name for name in names if name not in store.views]
@@ -127,14 +128,16 @@ def _objective(config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo]
     return SelfCritical(reward, vocabulary, rules, train.hypotheses, train.explore, config.decode.max_words)
 
 
-def _unlabelled(config: Config, dataset: Dataset, store: Store, views: tuple[str, ...]) -> StoredPhotos | None:
+def _unlabelled(
+    config: Config, dataset: Dataset, store: Store | ShardStore, views: tuple[str, ...]
+) -> StoredPhotos | None:
     """Further photos of another data set, or the training photos that lost their captions"""
     if not config.train.unlabelled_batch:
         return None
     data = config.data
     if data.unlabelled:
         photos = load_dataset(data.unlabelled).split("train")
-        store = Store(data.unlabelled_store or data.store)
+        store = open_store(data.unlabelled_store or data.store)
     else:
         photos = tuple(photo for photo in dataset.split("train") if not photo.captions)
     if not photos:
