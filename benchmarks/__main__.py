@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from benchmarks.common import end_after, random_captions, release_views, seconds
 from benchmarks.plain import plain_beam_search
+from benchmarks.scale import scale
 from benchmarks.training import self_critical, training
 
 from haav.evaluate.reward import CiderReward
@@ -98,6 +99,7 @@ BENCHMARKS = {
     "self-critical": self_critical,
     "reward": reward,
     "scoring": scoring,
+    "scale": scale,
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,19 @@ class CrossFitted:
                 digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def save(self, directory: str | Path, report: Mapping[str, Any] | None = None) -> None:
+    def compact(self) -> CrossFitted:
+        """For use by strangers: the bridge for everybody alone, its weights rounded to half precision."""
+        config = replace(self.config, folds=0)
+        bridge = Bridge(config)
+        bridge.load_state_dict({name: value.half().float() for name, value in self.bridges[0].state_dict().items()})
+        return CrossFitted(config, [bridge], {}, self.encoder)
+
+    def save(self, directory: str | Path, report: Mapping[str, Any] | None = None, half: bool = False) -> None:
+        """`half`: weights in half precision; of a bridge that `compact` made, nothing more is lost"""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {
-            f"{number}.{name}": tensor.contiguous()
+            f"{number}.{name}": (tensor.half() if half else tensor).contiguous()
             for number, bridge in enumerate(self.bridges)
             for name, tensor in bridge.state_dict().items()
         }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from haav.calibrate import confidence
 from haav.config import Config, override
-from haav.errors import ConfigError
+from haav.data.collate import collate
+from haav.errors import ConfigError, unknown
 from haav.generate import (
     Generated,
     build_rules,
@@ -22,32 +25,53 @@ from haav.generate import (
     forbidden,
     generate,
 )
+from haav.images import Picture, load_image
+from haav.look import Eyes
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
-from haav.pretrained import load_pretrained, save_pretrained
+from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.text import PAD, Vocabulary
-from haav.types import Caption, Views, Word
+from haav.types import Caption, PhotoView, Views, Word
+
+
+def load(model: str | Path = "best", device: torch.device | str = "cpu", **options: Any) -> Captioner:
+    """The captioner that is shipped, or that of a model directory.
+
+    >>> import haav                                            # doctest: +SKIP
+    >>> haav.load().caption("photo.jpg").text                  # doctest: +SKIP
+    'a dog laying down beside a little couch'
+    """
+    return Captioner.from_pretrained(model, device, **options)
 
 
 class Captioner:
     """
     >>> captioner = Captioner.from_pretrained("my-model")      # doctest: +SKIP
-    >>> captioner.caption_views(views)[0].text                 # doctest: +SKIP
+    >>> captioner.caption("photo.jpg").text                    # doctest: +SKIP
     'a dog laying down beside a little couch'
+
+    Nothing in it changes while it works: any number of threads may use one.
     """
 
-    def __init__(self, model: Haav | Ensemble, config: Config, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, model: Haav | Ensemble, config: Config, vocabulary: Vocabulary, eyes: Eyes | None = None
+    ) -> None:
+        """`eyes`: what photos are looked at with; without, it captions views only"""
         if len(vocabulary) != config.model.vocabulary_size:
             raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
         self.model = model.eval()
         self.config = config
         self.vocabulary = vocabulary
+        self.eyes = eyes
         self.joined = False
         """made of several saved models: no one config describes it"""
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, device: torch.device | str = "cpu") -> Captioner:
-        return cls(*load_pretrained(directory, device))
+    def from_pretrained(cls, directory: str | Path, device: torch.device | str = "cpu", **options: Any) -> Captioner:
+        """`options`: of the extractors of its views, e.g. `clip_model`"""
+        directory = find_model(directory)
+        model, config, vocabulary = load_pretrained(directory, device)
+        return cls(model, config, vocabulary, Eyes(config.model.views, directory, **options))
 
     @classmethod
     def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
@@ -70,19 +94,61 @@ class Captioner:
         decode = first.config.decode
         decode = replace(decode, max_words=min(decode.max_words, most), min_words=min(decode.min_words, most - 1))
         config = replace(first.config, model=replace(first.config.model, max_words=most), decode=decode)
-        joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary)
+        eyes = [captioner.eyes for captioner in captioners if captioner.eyes is not None]
+        together = Eyes.together(eyes) if len(eyes) == len(captioners) else None
+        joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary, together)
         joined.joined = True
         return joined
+
+    def with_config(self, config: Config) -> Captioner:
+        """The same model with other settings"""
+        changed = Captioner(self.model, config, self.vocabulary, self.eyes)
+        changed.joined = self.joined
+        return changed
 
     @property
     def views(self) -> tuple[str, ...]:
         """The views it reads, by name"""
         return tuple(dict.fromkeys(name for member in self.model.members for name in member.encoding.embed.names))
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, dtype: torch.dtype = torch.float32) -> None:
         if self.joined:
             raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
-        save_pretrained(directory, self.model, self.config, self.vocabulary)
+        save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
+
+    def caption(
+        self,
+        photos: Picture | Sequence[Picture],
+        *,
+        views: Sequence[str] | None = None,
+        batch: int = 8,
+        **options: Any,
+    ) -> Any:
+        """The caption of a photo, or a list of captions of a list of them: paths, bytes, PIL images or arrays.
+
+        `views`: only these of the model's; `options`: as `caption_views` takes them.
+        """
+        if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
+            return self.caption([photos], views=views, **options)[0]
+        captions: list[Caption] = []
+        for at in range(0, len(photos), batch):
+            images = [load_image(photo) for photo in photos[at : at + batch]]
+            captions += self.caption_seen(self.look(images, views), **options)
+        return captions
+
+    def look(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
+        """Upright RGB pictures → the model's views of them, or those that are named"""
+        if self.eyes is None:
+            raise ConfigError("this captioner was made without eyes; load it from a model directory.")
+        for name in views or ():
+            if name not in self.views:
+                raise ConfigError(unknown("view", name, self.views))
+        return self.eyes(images, [name for name in self.views if views is None or name in views])
+
+    def caption_seen(self, seen: Mapping[str, Sequence[PhotoView]], **options: Any) -> list[Caption]:
+        """Captions of photos by their views as `look` gives them"""
+        photos = len(next(iter(seen.values()))) if seen else 0
+        return self.caption_views(collate([""] * photos, seen).views, **options)
 
     def caption_views(
         self,

@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 
 from haav import __version__
 from haav.errors import HaavError, did_you_mean, unknown
-from haav.verbs import data, models
+from haav.verbs import data, models, photos
 from haav.verbs.common import Overrides
 
 VERBS: dict[str, Callable[..., int]] = {
+    "caption": photos.caption,
     "describe": models.describe,
     "convert": models.convert,
     "extract": data.extract,
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "textdb": data.textdb,
     "bridge": data.bridge,
     "train": models.train,
+    "pack": models.pack,
     "predict": models.predict,
     "evaluate": models.evaluate,
     "calibrate": models.calibrate,

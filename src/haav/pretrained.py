@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from haav.config import Config, ModelConfig, flatten, parse, to_dict
-from haav.errors import CheckpointError
+from haav.errors import CheckpointError, did_you_mean
 from haav.files import Writer, write_together
 from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
@@ -30,7 +30,31 @@ CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.js
 MAX_JSON_BYTES = 64_000_000
 
 
-def save_pretrained(directory: str | Path, model: nn.Module, config: Config, vocabulary: Vocabulary) -> None:
+SHIPPED = Path(__file__).parent / "models"
+"""model directories inside the package"""
+
+
+def find_model(name: str | Path) -> Path:
+    """A model directory, or one that is shipped, by name"""
+    if Path(name).is_dir():
+        return Path(name)
+    shipped = sorted(folder.name for folder in SHIPPED.glob("*/")) if SHIPPED.is_dir() else []
+    if str(name) in shipped:
+        return SHIPPED / str(name)
+    raise CheckpointError(
+        f"no model directory {name}, and no model of that name is shipped.{did_you_mean(str(name), shipped)}\n"
+        f"  Shipped: {', '.join(shipped) or 'none'}. A directory holds {CONFIG}, {WEIGHTS} and {VOCABULARY}."
+    )
+
+
+def save_pretrained(
+    directory: str | Path,
+    model: nn.Module,
+    config: Config,
+    vocabulary: Vocabulary,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """`dtype`: of the weights on disk; float16 halves the file"""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     settings = _to_json({"format": FORMAT, **to_dict(config)})
@@ -39,7 +63,7 @@ def save_pretrained(directory: str | Path, model: nn.Module, config: Config, voc
         {
             directory / VOCABULARY: lambda path: path.write_text(words, encoding="utf-8"),
             directory / CONFIG: lambda path: path.write_text(settings, encoding="utf-8"),
-            directory / WEIGHTS: _weights_writer(model.state_dict(), {"of": _fingerprint(settings, words)}),
+            directory / WEIGHTS: _weights_writer(_as(dtype, model.state_dict()), {"of": _fingerprint(settings, words)}),
         }
     )
 
@@ -48,9 +72,7 @@ def load_pretrained(
     directory: str | Path, device: torch.device | str = "cpu"
 ) -> tuple[Haav | Ensemble, Config, Vocabulary]:
     """The model in evaluation mode, its config and words; any fault is a CheckpointError that names the file."""
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise CheckpointError(f"no model directory {directory}. It should hold {CONFIG}, {WEIGHTS} and {VOCABULARY}.")
+    directory = find_model(directory)
     settings, words = _read_text(directory / CONFIG), _read_text(directory / VOCABULARY)
     config = _config_from(_parse_json(settings, directory / CONFIG), directory / CONFIG)
     vocabulary = Vocabulary.from_json(_parse_json(words, directory / VOCABULARY))
@@ -82,6 +104,10 @@ def _least_elements(model: ModelConfig) -> int:
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     write_together({path: _weights_writer(tensors, metadata)})
+
+
+def _as(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
 
 
 def _weights_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Writer:

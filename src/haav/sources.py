@@ -6,6 +6,7 @@ import hashlib
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 from haav.errors import DataError, ImageError
@@ -23,6 +24,11 @@ class PhotoRef:
     offset: int = 0
     size: int = -1
 
+    @property
+    def place(self) -> str:
+        """Where a person finds it"""
+        return self.path if self.size < 0 else f"{self.path}/{self.id}"
+
     def read(self) -> bytes:
         try:
             with open(self.path, "rb") as file:
@@ -33,6 +39,14 @@ class PhotoRef:
         if len(data) > MAX_BYTES:
             raise ImageError(f"{self.path} has more than {MAX_BYTES:,} bytes.")
         return data
+
+
+def photos_of(source: str | Path) -> list[PhotoRef]:
+    """Photos of a folder (and of the tar files in it), a tar file, a list of paths (.txt), a picture, or a pattern."""
+    path = Path(source)
+    if not path.exists() and any(sign in str(source) for sign in "*?["):
+        return [ref for file in sorted(glob(str(source), recursive=True)) for ref in _of(Path(file))]
+    return list(_of(path))
 
 
 def find_photos(sources: Iterable[str | Path]) -> list[PhotoRef]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import cycle
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from haav.album import Captioned
 from haav.data.annotations import Check
 from haav.describe import Description
 from haav.evaluate.scores import METRICS, Difference, Report
 from haav.train.loop import Status
+from haav.types import Caption
 
 
 @contextmanager
@@ -30,6 +34,49 @@ def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(unit, total=None)
         yield lambda done, todo: bar.update(task, completed=done, total=todo)
+
+
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+"""of views, in the order of the model"""
+
+
+@contextmanager
+def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, Captioned], None]]:
+    """Shows captions as they come; call it with (done, what was found).
+
+    `mode`: "text"; "json", a line each; "file", where they are kept elsewhere: a bar, and what failed
+    """
+    console, errors = Console(), Console(stderr=True)
+    colours = dict(zip(views, cycle(COLOURS), strict=False))
+    with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
+
+        def show(done: int, found: Captioned) -> None:
+            if mode == "json":
+                print(json.dumps(found.to_json(), ensure_ascii=False), flush=True)
+            elif found.caption is None:
+                errors.print(Text(f"{found.name}: {found.error}", style="red"), soft_wrap=True)
+            elif mode == "text":
+                _print_caption(console, found.name, found.caption, colours)
+            bar(done, todo)
+
+        yield show
+    if mode == "text":
+        legend = Text("words by the view that each trusts most:", style="dim")
+        for name, colour in colours.items():
+            legend.append(f" {name}", style=colour)
+        console.print(legend)
+
+
+def _print_caption(console: Console, name: str, caption: Caption, colours: Mapping[str, str]) -> None:
+    console.print(Text(name, style="dim"), soft_wrap=True)
+    for number, found in enumerate((caption, *caption.n_best)):
+        line = Text("  ")
+        for word in found.words:
+            strongest = max(word.views, key=lambda view: word.views[view]) if word.views else None
+            line.append(word.text, style=f"{'bold ' if not number else ''}{colours.get(strongest or '', '')}".strip())
+            line.append(" ")
+        line.append(f" {100 * found.confidence:.0f} % sure", style="dim")
+        console.print(line, soft_wrap=True)
 
 
 def first_process() -> bool:

@@ -6,8 +6,10 @@ L encoder layers kept, M decoder layers. Masks are True where a token is real.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -235,6 +237,13 @@ class Word:
     """view → weight (last decoder layer, mean over heads); they sum to 1, or are all 0 where a photo has no view at
     all; None where the variant has no weights"""
 
+    def to_json(self) -> dict[str, Any]:
+        probability = round(math.exp(self.logprob), 4)
+        data: dict[str, Any] = {"word": self.text, "probability": probability, "confidence": round(self.confidence, 4)}
+        if self.views is not None:
+            data["views"] = {name: round(weight, 4) for name, weight in self.views.items()}
+        return data
+
 
 @dataclass(frozen=True)
 class Caption:
@@ -245,3 +254,8 @@ class Caption:
     """mean of its words': the share of them that people would use too"""
     n_best: tuple[Caption, ...] = ()
     """the other beams, most probable first"""
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"caption": self.text, "confidence": round(self.confidence, 4)}
+        data["words"] = [word.to_json() for word in self.words]
+        return data | ({"n_best": [other.to_json() for other in self.n_best]} if self.n_best else {})

@@ -26,7 +26,7 @@ def load_captioner(paths: str, overrides: Overrides | None, device: str = "cpu")
             raise ConfigError(f"'{given.spelling}' cannot be changed once a model is trained; --decode.… can.")
         decode[".".join(rest)] = given.value
     if decode:
-        captioner = Captioner(captioner.model, override(captioner.config, "decode", decode), captioner.vocabulary)
+        captioner = captioner.with_config(override(captioner.config, "decode", decode))
     return captioner
 
 

@@ -102,6 +102,22 @@ def train(
     return 130
 
 
+def pack(
+    model: Annotated[str, "model directory, e.g. RUN/best"],
+    *,
+    out: Annotated[str, "model directory to write"],
+    bridge: Annotated[str | None, "for text views: the bridge that its photos were extracted with"] = None,
+    textdb: Annotated[str | None, "for text views: the text database that its photos were extracted with"] = None,
+) -> int:
+    """Make a model small and complete: then it captions photos on any machine."""
+    from haav.bundle import pack
+
+    parts = pack(model, out, bridge, textdb)
+    sizes = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in parts.items())
+    print(f"{out}: {sum(parts.values()) / 1e6:.1f} MB ({sizes}).")
+    return 0
+
+
 def predict(
     *,
     model: Annotated[str, "model directory; several with commas: an ensemble"],
@@ -165,7 +181,7 @@ def calibrate(
         captions = dict(predict.predict(captioner, opened, photos, progress=progress))
     settings, report = predict.calibrate(captions, photos)
     saved = Captioner.from_pretrained(model)  # as it was: decode settings of this command are not the model's
-    Captioner(saved.model, replace(saved.config, confidence=settings), saved.vocabulary).save_pretrained(model)
+    saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model)
     print_json({"offset": settings.offset, "slope": settings.slope, **report})
     return 0
 

@@ -1,0 +1,32 @@
+"""A model directory that captions photos anywhere: small weights, and what its text views are retrieved with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from haav.bridge import CrossFitted
+from haav.captioner import Captioner
+from haav.errors import ConfigError
+from haav.look import BRIDGE, TEXTDB
+from haav.textdb import TextDatabase
+
+
+def pack(model: str | Path, out: str | Path, bridge: str | Path | None, textdb: str | Path | None) -> dict[str, int]:
+    """Write it → bytes by part"""
+    captioner = Captioner.from_pretrained(model)
+    out = Path(out)
+    reads_text = [view for view in captioner.views if view.startswith("text")]
+    if reads_text and (bridge is None or textdb is None):
+        raise ConfigError(f"this model reads {', '.join(reads_text)}: give the --bridge and --textdb of its photos.")
+    captioner.save_pretrained(out, torch.float16)
+    if bridge is not None and textdb is not None:
+        CrossFitted.load(bridge).compact().save(out / BRIDGE, half=True)
+        TextDatabase.load(textdb).compact().save(out / TEXTDB, quantised=True)
+    parts = {"model": out, BRIDGE: out / BRIDGE, TEXTDB: out / TEXTDB}
+    return {
+        name: sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        for name, folder in parts.items()
+        if folder.is_dir()
+    }

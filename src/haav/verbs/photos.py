@@ -1,0 +1,52 @@
+"""Your own photos: caption."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+from haav.errors import ConfigError
+from haav.verbs.common import Overrides, listed, load_captioner
+
+
+def caption(
+    paths: Annotated[list[str], "photos, folders, tar files, patterns; - is standard input"],
+    *,
+    model: Annotated[str, "a model that is shipped, or a model directory; several with commas"] = "best",
+    json: Annotated[bool, "a line of JSON for each photo"] = False,
+    beam: Annotated[int | None, "captions searched at once: more is slower and a little better"] = None,
+    n_best: Annotated[int, "captions shown for each photo"] = 1,
+    views: Annotated[str, "use only these views of the model, with commas"] = "",
+    must: Annotated[str, "words that captions say, with commas; a|b: one of them"] = "",
+    never: Annotated[str, "words that captions do not say, with commas"] = "",
+    out: Annotated[str | None, "file for the lines of JSON; run again, it goes on where it stopped"] = None,
+    batch: Annotated[int, "photos captioned together"] = 8,
+    overrides: Overrides | None = None,
+) -> int:
+    """Caption photos; the words of a caption are coloured by the view that each trusts most."""
+    from haav import album, terminal
+
+    if batch < 1:
+        raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
+    captioner = load_captioner(model, overrides)
+    options: dict[str, Any] = {"n_best": n_best, "must": listed(must), "never": listed(never)}
+    if views:
+        options["views"] = listed(views)
+    if captioner.config.decode.method == "beam":
+        options["beam"] = max(n_best, captioner.config.decode.beam) if beam is None else beam
+    items = album.find_items(paths, sys.stdin.buffer.read)
+    file = album.CaptionFile(out) if out else None
+    todo = [item for item in items if file is None or item.name not in file.done]
+    mode = "file" if file is not None else "json" if json else "text"
+    there, failed, waiting = len(items) - len(todo), 0, []
+    with terminal.captions(len(items), captioner.views, mode) as show:
+        for number, found in enumerate(album.caption_all(captioner, todo, batch, **options), 1):
+            failed += found.caption is None
+            waiting.append(found)
+            if file is not None and (number % batch == 0 or number == len(todo)):
+                file.add(waiting)
+                waiting = []
+            show(there + number, found)
+    if file is not None:
+        print(f"{out}: {len(items) - failed:,} captions, {there:,} of them were there; {failed} failed.")
+    return 1 if failed else 0

@@ -1,0 +1,203 @@
+"""Photos in, captions out: one or many, good or bad, with and without a file that goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import haav
+from haav import album
+from haav.bridge import Bridge, BridgeConfig, CrossFitted
+from haav.bundle import pack
+from haav.captioner import Captioner
+from haav.cli import main
+from haav.errors import CheckpointError, ConfigError, DataError
+from haav.model.build import build_model, resolve
+from haav.text import SPECIAL, Vocabulary
+from haav.textdb import Entry, Manifest, TextDatabase
+from haav.types import Caption
+from haav.views import build_extractor
+from haav.views.regions import WIDTH
+from haav.views.text import text_spec
+from tiny import tiny_config
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+WORDS = Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23))))
+
+
+def save_model(folder: Path, text: TextDatabase | None = None) -> Path:
+    """A small model of chance weights that reads the embedded views"""
+    torch.manual_seed(0)
+    specs = {name: build_extractor(name).spec for name in ("cells", "objects")}
+    if text is not None:
+        specs["text_whole"] = text_spec(text, "whole", 16)
+    config = tiny_config()
+    config, problems = resolve(replace(config, model=replace(config.model, views=specs, vocabulary_size=len(WORDS))))
+    assert not problems
+    Captioner(build_model(config.model), config, WORDS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def captioner(model: Path) -> Captioner:
+    return haav.load(model)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two photos, one of them deep down, a broken one and a file that is none"""
+    (tmp_path / "photos" / "deep").mkdir(parents=True)
+    with Image.open(SAMPLES / "cat.jpg") as image:
+        image.resize((90, 60)).save(tmp_path / "photos" / "deep" / "cat.png")
+    with Image.open(SAMPLES / "coffee.jpg") as image:
+        image.resize((90, 60)).save(tmp_path / "photos" / "a.jpg")
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
+    (tmp_path / "photos" / "notes.md").write_text("nothing")
+    return tmp_path / "photos"
+
+
+def test_paths_pictures_arrays_and_bytes_give_the_same_caption(captioner: Captioner, folder: Path) -> None:
+    path = folder / "deep" / "cat.png"
+    picture = Image.open(path)
+    kinds = [str(path), path, picture, np.asarray(picture), path.read_bytes()]
+    captions = captioner.caption(kinds)
+    assert len({caption.text for caption in captions}) == 1
+    assert isinstance(captioner.caption(path), Caption)
+    assert captioner.caption(path).text == captions[0].text
+    assert captioner.caption([]) == []
+
+
+def test_a_caption_does_not_depend_on_its_batch(captioner: Captioner, folder: Path) -> None:
+    photos = [SAMPLES / "cat.jpg", SAMPLES / "coffee.jpg", folder / "a.jpg"]
+    together, one_by_one = captioner.caption(photos), captioner.caption(photos, batch=1)
+    assert [caption.text for caption in together] == [caption.text for caption in one_by_one]
+
+
+def test_threads_share_a_captioner(model: Path) -> None:
+    fresh = haav.load(model)
+    photos = [SAMPLES / "cat.jpg", SAMPLES / "coffee.jpg"] * 4
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda photo: fresh.caption(photo).text, photos))
+    assert found == [caption.text for caption in fresh.caption(photos)]
+
+
+def test_views_can_be_chosen_and_the_others_weigh_nothing(captioner: Captioner) -> None:
+    caption = captioner.caption(SAMPLES / "cat.jpg", views=["cells"])
+    assert all(word.views == {"cells": 1.0, "objects": 0.0} for word in caption.words)
+    with pytest.raises(ConfigError, match="unknown view 'cels'. Did you mean 'cells'"):
+        captioner.caption(SAMPLES / "cat.jpg", views=["cels"])
+
+
+def test_json_has_a_line_for_each_photo_and_bad_ones_stop_nobody(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["caption", str(folder), "nowhere.jpg", "--model", str(model), "--json", "--beam", "3", "--n-best", "2"]
+    assert main(words) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    by_name = {Path(row["image"]).name: row for row in rows}
+    assert set(by_name) == {"a.jpg", "broken.jpg", "cat.png", "nowhere.jpg"}
+    assert set(by_name["broken.jpg"]) == set(by_name["nowhere.jpg"]) == {"image", "error"}
+    assert "does not exist" in by_name["nowhere.jpg"]["error"]
+    good = by_name["cat.png"]
+    assert set(good) == {"image", "caption", "confidence", "words", "n_best"}
+    assert len(good["n_best"]) == 1
+    assert good["caption"].split() == [word["word"] for word in good["words"]]
+    for word in good["words"]:
+        assert set(word) == {"word", "probability", "confidence", "views"}
+        assert sum(word["views"].values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_text_shows_captions_with_a_legend_and_errors_apart(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["caption", str(folder / "*.jpg"), "--model", str(model)]) == 1
+    shown = capsys.readouterr()
+    assert "a.jpg" in shown.out
+    assert "% sure" in shown.out
+    assert "words by the view that each trusts most: cells objects" in shown.out
+    assert "broken.jpg" in shown.err
+
+
+def test_standard_input_is_a_photo(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((SAMPLES / "cat.jpg").read_bytes())))
+    assert main(["caption", "-", "--model", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["image"] == "-"
+
+
+def test_a_file_of_captions_goes_on_where_it_was_cut_off(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    words = ["caption", str(folder), "--model", str(model), "--out", str(out)]
+    assert main(words) == 1
+    whole = out.read_text()
+    first, *rest = whole.splitlines(keepends=True)
+    out.write_text(first + rest[0][:20])  # cut off while writing the second line
+    asked: list[str] = []
+    plain = album.caption_all
+    monkeypatch.setattr(
+        album,
+        "caption_all",
+        lambda tool, items, *a, **k: (asked.extend(i.name for i in items), plain(tool, items, *a, **k))[1],
+    )
+    assert main(words) == 1
+    assert json.loads(first)["image"] not in asked
+    assert len(asked) == 2
+    assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
+    (folder / "broken.jpg").write_bytes((folder / "a.jpg").read_bytes())
+    assert main(words) == 0, "what failed is tried again"
+    assert "3 captions, 2 of them were there; 0 failed" in capsys.readouterr().out
+    out.write_text("my diary\n")
+    with pytest.raises(DataError, match="line 1 is not a caption"):
+        album.CaptionFile(out)
+    assert out.read_text() == "my diary\n"
+
+
+def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caption", "a.jpg", "--model", "bset"]) == 1
+    assert "no model directory bset" in capsys.readouterr().err
+
+
+def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=1)
+    text = TextDatabase([Entry(f"sentence {n}", (f"p{n}",)) for n in range(50)], vectors, Manifest("toy"))
+    text.save(tmp_path / "textdb")
+    config = BridgeConfig(features=WIDTH, vectors=384, folds=2)
+    CrossFitted(config, [Bridge(config) for _ in range(3)], {"p1": 0, "p2": 1}, "toy").save(tmp_path / "bridge")
+    model = save_model(tmp_path / "model", text)
+    with pytest.raises(ConfigError, match="this model reads text_whole"):
+        pack(model, tmp_path / "out", None, None)
+    sizes = pack(model, tmp_path / "out", tmp_path / "bridge", tmp_path / "textdb")
+    assert set(sizes) == {"model", "bridge", "textdb"}
+    assert sizes["bridge"] < 0.2 * sum(file.stat().st_size for file in (tmp_path / "bridge").iterdir())
+    whole = haav.load(model, bridge=str(tmp_path / "bridge"), textdb=str(tmp_path / "textdb"))
+    packed = haav.load(tmp_path / "out")
+    for photo in (SAMPLES / "cat.jpg", SAMPLES / "coffee.jpg"):
+        one, other = whole.caption(photo), packed.caption(photo)
+        assert one.text == other.text
+        assert one.logprob == pytest.approx(other.logprob, rel=0.02)
+
+
+def test_a_model_of_other_features_is_refused(model: Path, tmp_path: Path) -> None:
+    tool = haav.load(model)
+    assert tool.eyes is not None
+    tool.eyes.specs["cells"] = replace(tool.eyes.specs["cells"], dim=7)
+    with pytest.raises(CheckpointError, match="another 'cells'"):
+        tool.caption(SAMPLES / "cat.jpg")
