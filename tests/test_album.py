@@ -151,11 +151,12 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     out.write_text(first + rest[0][:20])  # cut off while writing the second line
     asked: list[str] = []
     plain = album.caption_all
-    monkeypatch.setattr(
-        album,
-        "caption_all",
-        lambda tool, items, *a, **k: (asked.extend(i.name for i in items), plain(tool, items, *a, **k))[1],
-    )
+
+    def watched(tool: Captioner, items: list[album.Item], *rest: int, **options: object) -> object:
+        asked.extend(item.name for item in items)
+        return plain(tool, items, *rest, **options)
+
+    monkeypatch.setattr(album, "caption_all", watched)
     assert main(words) == 1
     assert json.loads(first)["image"] not in asked
     assert len(asked) == 2
