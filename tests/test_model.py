@@ -625,3 +625,20 @@ def test_wrong_positions_are_named() -> None:
         model.encode({"objects": boxes})
     with pytest.raises(ViewError, match="must be of the same photos"):
         tiny_model(encoding="model_per_view").encode({"text": text, "grid": random_view(VIEWS["grid"], 3)})
+
+
+@pytest.mark.parametrize("outputs", ["last", "all"])
+def test_looks_are_where_each_word_looks_within_each_view(outputs: str) -> None:
+    model = tiny_model(encoder_outputs=outputs).eval()
+    views, captions = random_views(), random_captions(3, 2, 5)
+    decoded = model(views, captions)
+    layers = 1 if outputs == "last" else 3
+    assert len(decoded.looks) == len(model.decoder.layers)
+    encoded = model.encode(views)
+    for per_view in decoded.looks:
+        for look, mask in zip(per_view, encoded.masks, strict=True):
+            assert look.shape[:2] == (3, min(layers, look.shape[1]))
+            assert look.shape[3:] == (2 * 5, mask.shape[1])
+            seen = mask[:, None, None, None]
+            assert_close(look.masked_fill(~seen, 0).sum(dim=-1)[mask.any(dim=1)], look.sum(dim=-1)[mask.any(dim=1)])
+            assert (look.masked_fill(seen, 0)[mask.any(dim=1)] == 0).all(), "padding is never looked at"

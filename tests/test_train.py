@@ -465,7 +465,23 @@ def test_an_average_of_the_weights_follows_them(tmp_path: Path) -> None:
     assert_close(dict(run.ema.named_parameters())[name], first + 0.5)
 
 
-def test_a_set_of_photos_without_val_is_trained_but_not_scored(tmp_path: Path) -> None:
+def test_a_set_without_val_is_trained_and_its_last_model_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, store = make_toy(tmp_path / "toy")
+    training = load_dataset(dataset).split("train")
+    rows = [{"image": photo.id, "caption": text} for photo in training for text in photo.captions]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--data.dataset", str(tmp_path / "train.jsonl"), "--data.store", str(store), "--train.epochs", "1"]
+    assert main(["train", "toy", *words, "--out", str(tmp_path / "run")]) == 0
+    assert "no val photos to choose by: the last model is in" in capsys.readouterr().out
+    last = {name: tensor for name, tensor in weights(tmp_path / "run").items() if name.startswith("learner.model.")}
+    saved, _ = load_weights(tmp_path / "run" / "best" / "model.safetensors")
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, last[f"learner.model.{name}"]), name
+
+
+def test_a_set_without_captions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no training photo with a caption"):
         loop.train(toy("--data.label_fraction", "0"), tmp_path / "none")
 

@@ -17,14 +17,18 @@ BRIDGE, TEXTDB = "bridge", "textdb"
 """folders of a model directory that can look at photos: what its text views are retrieved with"""
 
 
+def own_texts(home: str | Path) -> dict[str, Any]:
+    """The bridge and text database that lie in a model directory, if they do"""
+    return {name: str(Path(home) / name) for name in (BRIDGE, TEXTDB) if (Path(home) / name).is_dir()}
+
+
 class Eyes:
     """The extractors that views need, made when first used. Any number of threads may look at once."""
 
     def __init__(self, specs: Mapping[str, ViewSpec], home: str | Path | None = None, **options: Any) -> None:
         """`home`: the model's directory; `options`: of extractors, e.g. `clip_model`"""
         self.specs = dict(specs)
-        own = {name: str(Path(home) / name) for name in (BRIDGE, TEXTDB) if home and (Path(home) / name).is_dir()}
-        self.options = own | options
+        self.options = (own_texts(home) if home else {}) | options
         self._lock = threading.Lock()
         self._made: dict[str, Extractor] = {}
 

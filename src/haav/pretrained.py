@@ -68,6 +68,12 @@ def save_pretrained(
     )
 
 
+def read_config(directory: str | Path) -> Config:
+    """What a model directory says of itself"""
+    path = find_model(directory) / CONFIG
+    return _config_from(_parse_json(_read_text(path), path), path)
+
+
 def load_pretrained(
     directory: str | Path, device: torch.device | str = "cpu"
 ) -> tuple[Haav | Ensemble, Config, Vocabulary]:

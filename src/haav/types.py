@@ -157,6 +157,8 @@ class Aggregated:
     """(B, N, D) for N query words of a photo"""
     weights: Tensor | None
     """(B, N, H, V): how much each head trusts each view at each word; None where a variant has no such thing"""
+    looks: tuple[Tensor, ...] = ()
+    """per view (B, L, H, N, 1+S): where in the view each head looks, [CLS] first; () where views are not kept apart"""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ class Decoded:
     weights: Tensor | None
     """(B, C, T, M, H, V): the across-view (Lv2) weights of every decoder layer and head"""
     cache: CacheLike
+    looks: tuple[tuple[Tensor, ...], ...] = ()
+    """per decoder layer, per view (B, L, H, C·T, 1+S): the within-view (Lv1) weights"""
 
     @property
     def logprobs(self) -> Tensor:

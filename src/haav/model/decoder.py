@@ -50,12 +50,18 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""
-        states, weights, cache = self.read(tokens, cache)
-        return Decoded(self.output(states), weights, cache)
+        states, gathered, cache = self.read(tokens, cache)
+        weights = [
+            layer.weights.unflatten(1, (tokens.shape[1], tokens.shape[2]))
+            for layer in gathered
+            if layer.weights is not None
+        ]
+        looks = tuple(layer.looks for layer in gathered)
+        return Decoded(self.output(states), torch.stack(weights, dim=3) if weights else None, cache, looks)
 
-    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None, Cache]:
-        """The same without the scores: (B, C, T, D) states that `output` turns into scores, weights, cache"""
-        captions, new = tokens.shape[1:]
+    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, list[Aggregated], Cache]:
+        """The same without the scores: (B, C, T, D) states that `output` turns into scores, what each layer gathered"""
+        new = tokens.shape[2]
         end = cache.length + new
         positions = self.get_buffer("positions")
         if end >= len(positions):
@@ -64,12 +70,11 @@ class Decoder(nn.Module):
         if new > 1:
             causal = torch.ones(new, end, dtype=torch.bool, device=tokens.device).tril(cache.length)
         x = self.words(tokens) + positions[cache.length + 1 : end + 1]
-        weights: list[Tensor] = []
+        gathered: list[Aggregated] = []
         words: list[KeyValues] = []
         for number, layer in enumerate(self.layers):
             past = cache.words[number] if cache.words else None
-            x, gathered, known = layer(x, past, causal, cache.memory[number])
+            x, found, known = layer(x, past, causal, cache.memory[number])
+            gathered.append(found)
             words.append(known)
-            if gathered.weights is not None:
-                weights.append(gathered.weights.unflatten(1, (captions, new)))
-        return x, torch.stack(weights, dim=3) if weights else None, Cache(cache.memory, tuple(words), end)
+        return x, gathered, Cache(cache.memory, tuple(words), end)

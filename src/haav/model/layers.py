@@ -88,17 +88,20 @@ class Attention(_Projections):
         """query (..., N, D) → (..., H, N, D/H): made once when the same query looks at several sequences"""
         return split_heads(self.query(query) * self.scale, self.heads)
 
-    def look(self, asked: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """asked (..., H, N, D/H); mask True where looking is allowed, broadcast to (..., H, N, S) → (..., N, D)"""
+    def look(self, asked: Tensor, memory: KeyValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """asked (..., H, N, D/H); mask True where looking is allowed, broadcast to (..., H, N, S)
+        → what is found (..., N, D), and where: weights (..., H, N, S [+ slots])"""
         scores = asked @ memory.keys.transpose(-1, -2)
         if mask is not None:
             hidden = nn.functional.pad(~mask, (0, self.slots), value=False) if self.slots else ~mask
             scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        return (scores.softmax(dim=-1) @ memory.values).transpose(-2, -3).flatten(-2)
+        weights = scores.softmax(dim=-1)
+        return (weights @ memory.values).transpose(-2, -3).flatten(-2), weights
 
     def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
         """query (..., N, D) → what it finds, (..., N, D)"""
-        return self.finish(query, self.look(self.ask(query), memory, mask))
+        found, _ = self.look(self.ask(query), memory, mask)
+        return self.finish(query, found)
 
 
 class SetAttention(_Projections):

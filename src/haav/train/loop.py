@@ -244,12 +244,15 @@ class _Run:
         return _round_and_round(photos, size, self.config.seed, self.position.step * self.config.accumulate)
 
     def _evaluate(self) -> None:
-        """Val, never test. The best model so far goes to `best/`."""
+        """Val, never test. The best model so far goes to `best/`; where there is no val, the last."""
         setup = self.setup
-        if not setup.val:
-            return
         model = self.ema if self.ema is not None else setup.model
         captioner = Captioner(model, setup.saved_config, setup.vocabulary)
+        if not setup.val:
+            if many.rank() == 0:
+                captioner.save_pretrained(self.files.best)
+            model.train()
+            return
         part = many.share(setup.val)
         own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part)} if part else {}
         captions = many.gather_texts(own, self.fabric.device)

@@ -14,7 +14,8 @@ def extract(
     *,
     images: Annotated[str, "a folder, a .tar, a .txt list of paths; several with commas"],
     store: Annotated[str, "view store to fill; made when it is not there"],
-    views: Annotated[str, "which views, with commas: grid, cells, objects, …"] = "grid,cells,objects,regions",
+    views: Annotated[str | None, "which views, with commas (default: grid,cells,objects,regions)"] = None,
+    model: Annotated[str | None, "extract what this model reads, with its bridge and text database"] = None,
     bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
     textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
     clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,
@@ -34,9 +35,17 @@ def extract(
         "clip_text_model": clip_text_model,
         "detr_model": detr_model,
     }
+    if model is not None:
+        from haav.look import own_texts
+        from haav.pretrained import find_model, read_config
+
+        home = find_model(model)
+        views = views or ",".join(read_config(home).model.views)
+        options |= own_texts(home)
+    chosen = (views or "grid,cells,objects,regions").split(",")
     refs = sources.find_photos(images.split(","))
     with terminal.progress("photos") as progress:
-        summary = extract.extract(refs, store, views.split(","), options, workers, batch, progress)
+        summary = extract.extract(refs, store, chosen, options, workers, batch, progress)
     print(
         f"{store}: {summary.photos:,} photos extracted, {summary.skipped:,} were there, {len(summary.failures)} failed."
     )

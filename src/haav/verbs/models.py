@@ -94,6 +94,10 @@ def train(
         return 0
     position = outcome.position
     best = f"best CIDEr on val {100 * position.best:.1f} at step {position.best_step}, in {folder}/best."
+    if position.best == float("-inf"):
+        best = (
+            f"no val photos to choose by: the last model is in {folder}/best." if outcome.finished else "no score yet."
+        )
     skipped = f" {position.skipped} steps were skipped: their loss was not finite." if position.skipped else ""
     if outcome.finished:
         print(f"{folder}: {position.step} steps, {best}{skipped}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -59,13 +60,15 @@ class TwoTierAggregator(Aggregator):
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         asked = self.within.ask(query).unsqueeze(1)
-        looks = [self.within.look(asked, view.memory, view.mask[:, None, None, None]) for view in memory.sources]
+        seen = (self.within.look(asked, view.memory, view.mask[:, None, None, None]) for view in memory.sources)
+        mixed, looks = zip(*seen, strict=True)
         # Each view is looked at for itself, at its own length; what was found goes on as one: (B, N, V, L, D)
-        found = self.within.finish(query[:, :, None, None], torch.stack(looks, dim=1).permute(0, 3, 1, 2, 4))
+        found = self.within.finish(query[:, :, None, None], torch.stack(mixed, dim=1).permute(0, 3, 1, 2, 4))
         if self.across_layers is None:
-            return self.across(query, found.squeeze(3), memory.present[:, None])
-        chosen, _ = self.across_layers(query[:, :, None], found)
-        return self.across(query, chosen, memory.present[:, None])
+            chosen = found.squeeze(3)
+        else:
+            chosen, _ = self.across_layers(query[:, :, None], found)
+        return replace(self.across(query, chosen, memory.present[:, None]), looks=looks)
 
     @abstractmethod
     def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:

@@ -36,7 +36,7 @@ class ConcatTokensAggregator(Aggregator):
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
-        looked = self.attention.look(
+        looked, _ = self.attention.look(
             self.attention.ask(query).unsqueeze(1), source.memory, source.mask[:, None, None, None]
         )
         per_layer = self.attention.finish(query.unsqueeze(1), looked)
