@@ -9,17 +9,28 @@ import torch
 from haav.bridge import CrossFitted
 from haav.captioner import Captioner
 from haav.errors import ConfigError
-from haav.look import BRIDGE, TEXTDB
+from haav.look import BRIDGE, TEXTDB, own_texts
+from haav.pretrained import find_model
 from haav.textdb import TextDatabase
 
 
-def pack(model: str | Path, out: str | Path, bridge: str | Path | None, textdb: str | Path | None) -> dict[str, int]:
-    """Write it → bytes by part"""
+def pack(
+    model: str | Path,
+    out: str | Path,
+    bridge: str | Path | None = None,
+    textdb: str | Path | None = None,
+    like: str | Path | None = None,
+) -> dict[str, int]:
+    """Write it → bytes by part. `like`: a packed model whose bridge and text database serve this one too"""
     captioner = Captioner.from_pretrained(model)
     out = Path(out)
+    if like is not None:
+        own = own_texts(find_model(like))
+        bridge, textdb = bridge or own.get(BRIDGE), textdb or own.get(TEXTDB)
     reads_text = [view for view in captioner.views if view.startswith("text")]
     if reads_text and (bridge is None or textdb is None):
-        raise ConfigError(f"this model reads {', '.join(reads_text)}: give the --bridge and --textdb of its photos.")
+        names = ", ".join(reads_text)
+        raise ConfigError(f"this model reads {names}: give the --bridge and --textdb of its photos, or --like MODEL.")
     captioner.save_pretrained(out, torch.float16)
     if bridge is not None and textdb is not None:
         CrossFitted.load(bridge).compact().save(out / BRIDGE, half=True)

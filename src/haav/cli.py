@@ -22,6 +22,7 @@ from haav.verbs.common import Overrides
 
 VERBS: dict[str, Callable[..., int]] = {
     "caption": photos.caption,
+    "explain": photos.explain,
     "describe": models.describe,
     "convert": models.convert,
     "extract": data.extract,

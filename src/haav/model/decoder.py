@@ -51,11 +51,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""
         states, gathered, cache = self.read(tokens, cache)
-        weights = [
-            layer.weights.unflatten(1, (tokens.shape[1], tokens.shape[2]))
-            for layer in gathered
-            if layer.weights is not None
-        ]
+        given = [layer.weights for layer in gathered if layer.weights is not None]
+        weights = [part.view(*tokens.shape, *part.shape[2:]) for part in given]
         looks = tuple(layer.looks for layer in gathered)
         return Decoded(self.output(states), torch.stack(weights, dim=3) if weights else None, cache, looks)
 

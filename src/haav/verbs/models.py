@@ -112,11 +112,12 @@ def pack(
     out: Annotated[str, "model directory to write"],
     bridge: Annotated[str | None, "for text views: the bridge that its photos were extracted with"] = None,
     textdb: Annotated[str | None, "for text views: the text database that its photos were extracted with"] = None,
+    like: Annotated[str | None, "take both from this model, e.g. best"] = None,
 ) -> int:
     """Make a model small and complete: then it captions photos on any machine."""
     from haav.bundle import pack
 
-    parts = pack(model, out, bridge, textdb)
+    parts = pack(model, out, bridge, textdb, like)
     sizes = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in parts.items())
     print(f"{out}: {sum(parts.values()) / 1e6:.1f} MB ({sizes}).")
     return 0

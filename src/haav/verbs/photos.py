@@ -1,11 +1,12 @@
-"""Your own photos: caption."""
+"""Your own photos: caption, explain."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
-from haav.errors import ConfigError
+from haav.errors import ConfigError, ImageError
 from haav.verbs.common import Overrides, listed, load_captioner
 
 
@@ -49,4 +50,30 @@ def caption(
             show(there + number, found)
     if file is not None:
         print(f"{out}: {len(items) - failed:,} captions, {there:,} of them were there; {failed} failed.")
+    return 1 if failed else 0
+
+
+def explain(
+    paths: Annotated[list[str], "photos, folders, tar files, patterns; - is standard input"],
+    *,
+    out: Annotated[str, "folder for a page (.html), a figure (.png) and data (.json) of each photo"],
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    views: Annotated[str, "use only these views of the model, with commas"] = "",
+    overrides: Overrides | None = None,
+) -> int:
+    """Show why each word of a caption is there: views, places, sentences, and what would be said without them."""
+    from haav import album, explain, terminal
+
+    captioner = load_captioner(model, overrides)
+    items = album.find_items(paths, sys.stdin.buffer.read)
+    pages, failed = explain.Pages(Path(out)), 0
+    with terminal.progress("photos") as progress:
+        for number, item in enumerate(items, 1):
+            try:
+                page = pages.add(captioner, item.name, item.read(), listed(views) or None)
+                print(page)
+            except ImageError as error:
+                failed += 1
+                print(f"{item.name}: {error}", file=sys.stderr)
+            progress(number, len(items))
     return 1 if failed else 0
