@@ -30,7 +30,7 @@ from haav.views.regions import WIDTH
 from haav.views.text import text_spec
 from tiny import tiny_config
 
-SAMPLES = Path(__file__).parent.parent / "samples"
+SAMPLES = Path(haav.__file__).parent / "samples"
 WORDS = Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23))))
 
 

@@ -31,7 +31,7 @@ LAYERS = (
     ("retrieval", "look"),
     ("captioner",),
     ("convert", "describe", "predict", "train", "album", "bundle", "explain"),
-    ("terminal",),
+    ("terminal", "web"),
     ("verbs",),
     ("cli",),
 )

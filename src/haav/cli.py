@@ -23,6 +23,7 @@ from haav.verbs.common import Overrides
 VERBS: dict[str, Callable[..., int]] = {
     "caption": photos.caption,
     "explain": photos.explain,
+    "serve": photos.serve,
     "describe": models.describe,
     "convert": models.convert,
     "extract": data.extract,

@@ -18,8 +18,11 @@ MAX_BYTES = 200_000_000
 Picture = str | Path | bytes | Image.Image | np.ndarray
 
 
-def load_image(picture: Picture) -> Image.Image:
-    """Upright RGB: EXIF rotation applied, first frame of an animation, transparency over white, 16 bit scaled to 8."""
+def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
+    """Upright RGB: EXIF rotation applied, first frame of an animation, transparency over white, 16 bit scaled to 8.
+
+    `most`: pixels
+    """
     if isinstance(picture, np.ndarray):
         return _from_array(picture)
     if isinstance(picture, Image.Image):
@@ -33,8 +36,8 @@ def load_image(picture: Picture) -> Image.Image:
             warnings.simplefilter("ignore")  # Pillow warns of what is checked or mended here
             with Image.open(io.BytesIO(data)) as image:
                 width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise ImageError(f"{name} has {width} × {height} pixels; at most {MAX_PIXELS:,} are read.")
+                if width * height > most:
+                    raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
                 image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
                 return _to_rgb(image)
     except ImageError:

@@ -1,4 +1,4 @@
-"""Your own photos: caption, explain."""
+"""Your own photos: caption, explain, serve."""
 
 from __future__ import annotations
 
@@ -77,3 +77,22 @@ def explain(
                 print(f"{item.name}: {error}", file=sys.stderr)
             progress(number, len(items))
     return 1 if failed else 0
+
+
+def serve(
+    *,
+    host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines in"] = "127.0.0.1",
+    port: Annotated[int, "port to listen on"] = 8000,
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    overrides: Overrides | None = None,
+) -> int:
+    """A page to drop photos on, and an API (POST /v1/caption). Ctrl-C ends it."""
+    try:
+        from haav.web import server
+    except ImportError:
+        raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
+
+    captioner = load_captioner(model, overrides)
+    print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
+    server.run(captioner, host, port, name=Path(model).name)
+    return 0

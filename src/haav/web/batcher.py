@@ -1,0 +1,90 @@
+"""Requests that come at once are answered together: one thread works, a bounded line waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Busy(Exception):
+    """The line is full; `seconds` is when it may be worth coming back."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"too many requests are waiting; try again in {seconds} s.")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class _Job:
+    item: Any
+    options: Hashable
+    answer: Future[Any] = field(default_factory=Future)
+
+
+class Batcher:
+    """`work(items, options)` → one answer an item; only items with equal options are worked on together."""
+
+    def __init__(self, work: Callable[[Sequence[Any], Any], Sequence[Any]], batch: int, waiting: int) -> None:
+        """`batch`: items worked on together; `waiting`: at most as many in line"""
+        self.work, self.batch = work, batch
+        self.line: queue.Queue[_Job | None] = queue.Queue(waiting)
+        self.took = 1.0
+        """seconds of the last batch"""
+        self.thread = threading.Thread(target=self._run, daemon=True, name="captions")
+        self.thread.start()
+
+    def submit(self, item: Any, options: Hashable) -> Future[Any]:
+        """Raises Busy when the line is full. Who cancels the answer is passed over."""
+        job = _Job(item, options)
+        try:
+            self.line.put_nowait(job)
+        except queue.Full:
+            batches = -(-self.line.maxsize // self.batch)
+            raise Busy(max(1, round(batches * self.took))) from None
+        return job.answer
+
+    def close(self) -> None:
+        """Finish what waits, then end."""
+        self.line.put(None)
+        self.thread.join()
+
+    def _run(self) -> None:
+        kept: _Job | None = None  # came with other options: first of the next batch
+        while True:
+            job = kept or self.line.get()
+            kept = None
+            if job is None:
+                return
+            jobs = [job]
+            while len(jobs) < self.batch:
+                try:
+                    following = self.line.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    self.line.put(None)
+                    break
+                if following.options != job.options:
+                    kept = following
+                    break
+                jobs.append(following)
+            self._answer([one for one in jobs if one.answer.set_running_or_notify_cancel()])
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        if not jobs:
+            return
+        started = time.monotonic()
+        try:
+            answers = self.work([job.item for job in jobs], jobs[0].options)
+        except Exception as error:  # whatever happens, nobody waits for ever
+            for job in jobs:
+                job.answer.set_exception(error)
+        else:
+            for job, answer in zip(jobs, answers, strict=True):
+                job.answer.set_result(answer)
+        self.took = time.monotonic() - started

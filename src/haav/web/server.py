@@ -1,0 +1,272 @@
+"""`haav serve`: one page and a small API. Nothing is read or fetched on a client's word; pictures come as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import PurePath
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from haav import __version__, page
+from haav.captioner import Captioner
+from haav.errors import ConfigError, HaavError, ImageError
+from haav.explain import explain
+from haav.images import load_image
+from haav.types import Caption
+from haav.web.batcher import Batcher, Busy
+
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+SAMPLES = resources.files("haav").joinpath("samples")
+
+
+@dataclass(frozen=True)
+class Limits:
+    upload: int = 20_000_000
+    """bytes of a request"""
+    pixels: int = 50_000_000
+    seconds: float = 60.0
+    """for a request, and for its upload"""
+    waiting: int = 32
+    """requests in line"""
+    batch: int = 8
+
+
+class Refused(Exception):
+    """A request that cannot be answered, and why"""
+
+    def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.headers = status, reason, headers or {}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Settings of a request; equal ones are answered together"""
+
+    beam: int
+    n_best: int
+    views: tuple[str, ...]
+    explain: bool
+
+
+def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "best") -> FastAPI:
+    limits = limits or Limits()
+
+    def work(images: Sequence[Image.Image], asked: Asked) -> list[dict[str, Any]]:
+        seen = captioner.look(images, asked.views)
+        options: dict[str, Any] = {"beam": asked.beam, "n_best": asked.n_best}
+        if asked.explain:
+            return [found.to_json() for found in explain(captioner, seen, **options)]
+        captions: list[Caption] = captioner.caption_seen(seen, **options)
+        return [caption.to_json() for caption in captions]
+
+    batcher = Batcher(work, limits.batch, limits.waiting)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(batcher.close)
+
+    app = FastAPI(title="haav", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+
+    @app.middleware("http")
+    async def secure(request: Request, following: Any) -> Response:
+        response: Response = await following(request)
+        for header, value in SECURITY.items():
+            response.headers.setdefault(header, value)
+        return response
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return JSONResponse({"error": error.reason}, error.status, error.headers)
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    def index() -> str:
+        return _file("index.html")
+
+    @app.get("/static/{file}", include_in_schema=False)
+    def static(file: str) -> Response:
+        kinds = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
+        if file not in kinds:
+            raise Refused(404, f"there is no {file}.")
+        return Response(_file(file) if file == "app.js" else page.part(file), media_type=kinds[file])
+
+    @app.get("/samples/{file}", include_in_schema=False)
+    def sample(file: str) -> Response:
+        if file not in _samples():
+            raise Refused(404, f"there is no sample {file}.")
+        return Response(SAMPLES.joinpath(file).read_bytes(), media_type="image/jpeg")
+
+    @app.get("/v1/health")
+    def health() -> dict[str, Any]:
+        """Whether the server works, and how many requests wait"""
+        return {"status": "ok" if batcher.thread.is_alive() else "broken", "waiting": batcher.line.qsize()}
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        """The model, its views, and the limits"""
+        return {
+            "models": [{"name": name, "views": list(captioner.views), "beam": captioner.config.decode.beam}],
+            "samples": _samples(),
+            "limits": {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds},
+        }
+
+    @app.post("/v1/caption", openapi_extra=_body_schema())
+    async def caption(request: Request) -> Response:
+        """Caption a photo: multipart with `image`, or JSON with `image` in base64"""
+        try:
+            fields = await asyncio.wait_for(_fields(request, limits.upload), limits.seconds)
+        except TimeoutError:
+            raise Refused(408, f"the upload took longer than {limits.seconds:g} s.") from None
+        asked = _asked(fields, captioner)
+        image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
+        try:
+            answer = batcher.submit(image, asked)
+        except Busy as error:
+            raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
+        try:
+            found = await asyncio.wait_for(asyncio.wrap_future(answer), limits.seconds)
+        except TimeoutError:
+            raise Refused(504, f"no caption within {limits.seconds:g} s; the server is busy.") from None
+        except HaavError as error:
+            raise Refused(422, str(error)) from None
+        title = fields["name"]
+        if fields.get("format") == "html":
+            text = await asyncio.to_thread(page.render, title, image, found)
+            headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
+            return HTMLResponse(text, headers=headers)
+        return JSONResponse({"image": title, **found})
+
+    return app
+
+
+async def _fields(request: Request, most: int) -> dict[str, Any]:
+    """The request's settings, `image` as bytes and its `name`"""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        body = b"".join([part async for part in _bounded(request, most)])
+        try:
+            fields = json.loads(body)
+            if not isinstance(fields, dict) or not isinstance(fields.get("image"), str):
+                raise ValueError("it must be an object with a text 'image'")
+            fields["image"] = base64.b64decode(
+                fields["image"].partition("base64,")[2] or fields["image"], validate=True
+            )
+        except (binascii.Error, ValueError, RecursionError) as error:
+            raise Refused(422, f"this JSON cannot be used: {error}.") from None
+        return fields | {"name": "photo"}
+    if kind != "multipart/form-data":
+        raise Refused(415, "send multipart/form-data with a file 'image', or JSON with 'image' in base64.")
+    try:
+        parser = MultiPartParser(request.headers, _bounded(request, most), max_files=1, max_fields=10)
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise Refused(422, f"this form cannot be read: {error}.") from None
+    async with _closing(form):
+        upload = form.get("image")
+        if not isinstance(upload, UploadFile):
+            raise Refused(422, "the form has no file 'image'.")
+        fields = {key: value for key, value in form.items() if isinstance(value, str)}
+        return fields | {"image": await upload.read(), "name": PurePath(upload.filename or "photo").name[:200]}
+
+
+@asynccontextmanager
+async def _closing(form: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await form.close()
+
+
+async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Refused(413, f"a request has at most {most:,} bytes.", {"Connection": "close"})
+        yield part
+
+
+def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
+    """Settings within their ranges, or Refused"""
+    n_best = _whole(fields, "n_best", 1, 1, 10)
+    beam = max(_whole(fields, "beam", captioner.config.decode.beam, 1, 10), n_best)
+    given = fields.get("views")
+    if given is None or given == "":
+        views = captioner.views
+    else:
+        views = tuple(given.split(",") if isinstance(given, str) else map(str, given))
+    wrong = [view for view in views if view not in captioner.views]
+    if wrong:
+        raise Refused(422, f"there is no view '{wrong[0][:50]}'; this model reads {', '.join(captioner.views)}.")
+    explained = str(fields.get("explain", "")).lower() in ("1", "true", "yes") or fields.get("format") == "html"
+    return Asked(beam, n_best, tuple(view for view in captioner.views if view in views), explained)
+
+
+def _whole(fields: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+    try:
+        value = int(fields.get(name) or default)
+    except (TypeError, ValueError):
+        value = low - 1
+    if not low <= value <= high:
+        raise Refused(422, f"{name} must be a whole number from {low} to {high}.")
+    return value
+
+
+def _picture(data: bytes, pixels: int) -> Image.Image:
+    try:
+        return load_image(data, pixels)
+    except ImageError as error:
+        raise Refused(422, str(error)) from None
+
+
+def _samples() -> list[str]:
+    return sorted(file.name for file in SAMPLES.iterdir() if file.name.endswith(".jpg"))
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _body_schema() -> dict[str, Any]:
+    settings = {
+        "beam": {"type": "integer", "minimum": 1, "maximum": 10},
+        "n_best": {"type": "integer", "minimum": 1, "maximum": 10},
+        "views": {"type": "string", "description": "only these views, with commas"},
+        "explain": {"type": "boolean"},
+        "format": {"type": "string", "enum": ["json", "html"]},
+    }
+
+    def schema(image: dict[str, str]) -> dict[str, Any]:
+        return {"schema": {"type": "object", "required": ["image"], "properties": {"image": image, **settings}}}
+
+    content = {
+        "multipart/form-data": schema({"type": "string", "format": "binary"}),
+        "application/json": schema({"type": "string", "format": "byte"}),
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
+    import uvicorn
+
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
+    uvicorn.run(build_app(captioner, limits, name), host=host, port=port, log_level="warning", timeout_keep_alive=15)
