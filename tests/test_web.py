@@ -23,8 +23,9 @@ from haav.web.batcher import Batcher, Busy
 from test_album import SAMPLES, save_model
 
 pytest.importorskip("fastapi", reason="needs the web extra")
-pytest.importorskip("playwright", reason="needs the dev extra")
+pytest.importorskip("axe_playwright_python", reason="needs the dev extra")
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from fastapi.testclient import TestClient
 from playwright.sync_api import expect, sync_playwright
 
@@ -271,6 +272,7 @@ def test_upload_caption_hover_and_switching_a_view_off(page: Any, captioner: Cap
     with page.expect_request("**/v1/caption"):
         page.uncheck("#views input[value=objects]")
     expect(page.locator(".bar")).to_have_count(1)
+    expect(page.locator(".hidden-word")).to_have_count(0)
     assert " ".join(words.all_inner_texts()) == captioner.caption(CAT, views=["cells"]).text
     assert page.trouble == []
 
@@ -313,3 +315,15 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:
     page.get_by_role("button", name="Sample photo: cat").click()
     page.wait_for_selector(".word")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.get_by_role("button", name="Sample photo: cat").click()
+    page.wait_for_selector(".word")
+    found = Axe().run(page).response["violations"]
+    serious = [
+        (fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
