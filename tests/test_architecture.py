@@ -30,7 +30,7 @@ LAYERS = (
     ("presets", "recipes", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),
     ("retrieval", "look"),
     ("captioner",),
-    ("convert", "describe", "predict", "train", "album", "bundle", "explain"),
+    ("convert", "describe", "predict", "train", "album", "bundle", "explain", "control"),
     ("terminal", "web"),
     ("verbs",),
     ("cli",),

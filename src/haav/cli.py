@@ -37,6 +37,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "predict": models.predict,
     "evaluate": models.evaluate,
     "calibrate": models.calibrate,
+    "control": models.control,
 }
 
 

@@ -192,6 +192,29 @@ def print_report(
     console.print(report.signature, style="dim", highlight=False, soft_wrap=True)
 
 
+def print_control(study: str, found: Mapping[str, Any]) -> None:
+    """How the weight of a view changes when it is spoilt, with 95 % intervals"""
+    numbers = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
+    table = _table("view", "spoilt", "photos", *numbers)
+    for name, view in found.items():
+        if study == "noise":
+            rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}
+        else:
+            rows = {key: view[key] for key in ("at the word", "at other words") if view[key]}
+        for spoilt, row in rows.items():
+            table.add_row(
+                name,
+                spoilt,
+                f"{row['photos']:,}",
+                *(f"{100 * row[key]:.1f}" for key in ("clean", "disturbed")),
+                f"{100 * row['mean']:+.1f}",
+                f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f}",
+                f"{row['effect']:+.2f}",
+                *(f"{100 * row[key]:.0f} %" for key in ("photos_that_drop", "steps_that_drop")),
+            )
+    Console().print(table)
+
+
 def print_description(description: Description) -> None:
     console = Console()
     contrastive = "with" if description.contrastive else "without"

@@ -14,17 +14,18 @@ _NAMES = """
 person: man, men, woman, women, boy, girl, child, children, kid, baby, babies, guy, lady, ladies, people, toddler,
 crowd, player, batter, catcher, pitcher, umpire, skier, surfer, snowboarder, skateboarder, rider, pedestrian, officer,
 chef; bicycle: bike; car: taxi, cab, suv, jeep, minivan; motorcycle: motorbike, moped; bus: buses; train: locomotive,
-tram; airplane: plane, jet, aircraft, airliner, jetliner; truck: pickup, lorry, firetruck; boat: ship, sailboat,
-canoe, kayak; traffic light: stoplight, stop light; fire hydrant: hydrant; stop sign; parking meter; bench: benches;
-bird: pigeon, seagull, duck, goose, geese, parrot, owl, swan; cat: kitten; dog: puppy, puppies; horse: pony; sheep:
-lamb; cow: cattle, bull, calf; elephant: baby elephant; bear: polar bear; zebra; giraffe; backpack; umbrella: parasol;
-handbag: purse; tie: necktie; suitcase: luggage; frisbee; skis: ski; snowboard; sports ball: ball, soccer ball, tennis
-ball; kite; baseball bat: bat; baseball glove: mitt; skateboard; surfboard: surf board; tennis racket: racket,
-racquet; bottle; wine glass; cup: mug; fork; knife: knives; spoon; bowl; banana; apple; sandwich: sandwiches, burger,
-hamburger; orange; broccoli; carrot; hot dog: hotdog; pizza; donut: doughnut; cake: cupcake; chair: armchair, stool;
-couch: couches, sofa; potted plant: houseplant; bed; dining table: table, desk; toilet: urinal; tv: television;
-laptop; mouse; remote; keyboard; cell phone: phone, cellphone, smartphone; microwave; oven: stove; toaster; sink;
-refrigerator: fridge; book; clock; vase; scissors; teddy bear: teddy; hair drier: hairdryer; toothbrush: toothbrushes
+tram; airplane: plane, aeroplane, jet, aircraft, airliner, jetliner; truck: pickup, lorry, firetruck; boat: ship,
+sailboat, canoe, kayak; traffic light: stoplight, stop light; fire hydrant: hydrant; stop sign; parking meter; bench:
+benches; bird: pigeon, seagull, duck, goose, geese, parrot, owl, swan; cat: kitten; dog: puppy, puppies; horse: pony;
+sheep: lamb; cow: cattle, bull, calf; elephant: baby elephant; bear: polar bear; zebra; giraffe; backpack; umbrella:
+parasol; handbag: purse; tie: necktie; suitcase: luggage; frisbee; skis: ski; snowboard; sports ball: ball, soccer
+ball, tennis ball; kite; baseball bat: bat; baseball glove: mitt; skateboard; surfboard: surf board; tennis racket:
+racket, racquet; bottle; wine glass; cup: mug; fork; knife: knives; spoon; bowl; banana; apple; sandwich: sandwiches,
+burger, hamburger; orange; broccoli; carrot; hot dog: hotdog; pizza; donut: doughnut; cake: cupcake; chair: armchair,
+stool; couch: couches, sofa; potted plant: pottedplant, houseplant; bed; dining table: diningtable, table, desk;
+toilet: urinal; tv: tvmonitor, television; laptop; mouse; remote; keyboard; cell phone: phone, cellphone, smartphone;
+microwave; oven: stove; toaster; sink; refrigerator: fridge; book; clock; vase; scissors; teddy bear: teddy; hair
+drier: hairdryer; toothbrush: toothbrushes
 """
 _NOTHING = ("toilet paper", "car seat", "train station", "train track", "bus stop", "bed room", "table cloth")
 """name no object of these classes, though their words do"""
@@ -70,6 +71,11 @@ def _singular(name: str, names: Mapping[str, str | None]) -> str:
     """The name itself if it is known, else without its plural's ending if that is"""
     forms = (name, name.removesuffix("s"), name.removesuffix("es"))
     return next((form for form in forms if names.get(form) or form in _NOTHING), name)
+
+
+def class_names() -> dict[str, str | None]:
+    """word or two words → class of COCO"""
+    return _names(())
 
 
 def _names(labels: Iterable[str]) -> dict[str, str | None]:

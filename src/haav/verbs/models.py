@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_format
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -229,4 +230,56 @@ def evaluate(
         print_json(data)
     else:
         terminal.print_report(first, second, differences)
+    return 0
+
+
+def control(
+    study: Annotated[str, "noise: tokens of a view are zeroed; mask: an object is covered for one view"],
+    *,
+    out: Annotated[str, "folder for the figure and the numbers"],
+    store: Annotated[str | None, "noise: store with the views of the photos"] = None,
+    dataset: Annotated[str | None, "noise: data set that says which photos"] = None,
+    split: Annotated[str, "noise: which of them"] = "val",
+    images: Annotated[str | None, "mask: folder, tar or list of photos"] = None,
+    limit: Annotated[int | None, "at most as many photos"] = None,
+    cover: Annotated[str, "mask: grey or blur"] = "grey",
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    seed: Annotated[int, "of everything random"] = 0,
+) -> int:
+    """The paper's control studies: does the decoder trust a view less when it is spoilt?"""
+    from haav import control, sources, terminal
+    from haav.data.annotations import load_dataset
+    from haav.data.loader import StoredPhotos
+    from haav.files import write_atomically
+    from haav.images import load_image
+    from haav.shards import open_store
+
+    captioner = load_captioner(model, None)
+    if study == "noise":
+        if store is None or dataset is None:
+            raise ConfigError("the noise study needs --store and --dataset.")
+        photos = load_dataset(dataset).split(split)[:limit]
+        stored = StoredPhotos(open_store(store), captioner.views, photos, vocabulary=None)
+        with terminal.progress("photos") as progress:
+            found = control.noise_study(captioner, stored, seed=seed, progress=progress)
+    elif study == "mask":
+        if images is None:
+            raise ConfigError("the mask study needs --images.")
+        refs = sources.find_photos(listed(images))[:limit]
+        masked = []
+        with terminal.progress("photos") as progress:
+            for number, case in enumerate(
+                control.find_masked(captioner, (load_image(r.read()) for r in refs), cover), 1
+            ):
+                masked += [case] if case is not None else []
+                progress(number, len(refs))
+        found = control.mask_study(captioner, masked, seed)
+    else:
+        raise ConfigError(unknown("study", study, ["noise", "mask"]))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json_format.dumps(found, indent=1)
+    write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomically(folder / f"{study}.png", lambda file: control.draw(file, found))
+    terminal.print_control(study, found)
     return 0

@@ -1,0 +1,93 @@
+"""The control studies: their statistics by hand, and that they spoil what they say they spoil."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import haav
+from haav.captioner import Captioner
+from haav.cli import main
+from haav.config import override
+from haav.control import Masked, _covered, _zeroed, change, find_masked, mask_study, trust
+from haav.data.collate import collate
+from haav.errors import ConfigError, DataError
+from haav.images import load_image
+from haav.types import View
+from test_album import SAMPLES, save_model
+
+
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
+    return haav.load(save_model(tmp_path_factory.mktemp("models") / "model"))
+
+
+def test_changes_by_hand() -> None:
+    found = change([[0.5, 0.3], [0.4], [0.2]], [[0.3, 0.3], [0.1], [0.3]])
+    assert found.photos == 3
+    assert found.clean == pytest.approx((0.4 + 0.4 + 0.2) / 3)
+    assert found.mean == pytest.approx((-0.1 - 0.3 + 0.1) / 3)
+    assert found.photos_that_drop == pytest.approx(2 / 3)
+    assert found.steps_that_drop == pytest.approx(2 / 4)
+    assert found.effect == pytest.approx(-0.1 / 0.2)
+    assert found.low <= found.mean <= found.high
+    with pytest.raises(DataError, match="no photo is left"):
+        change([], [])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_a_share_of_the_real_tokens_is_zeroed(share: float) -> None:
+    mask = torch.arange(12) < torch.tensor([[10], [4], [12]])
+    view = View(torch.randn(3, 12, 5), mask)
+    zeroed = (_zeroed(view, share, torch.Generator()).tokens == 0).all(dim=2) & mask
+    assert zeroed.sum(dim=1).tolist() == [round(share * count) for count in (10, 4, 12)]
+
+
+def test_covering_changes_the_box_and_nothing_else() -> None:
+    image = load_image(SAMPLES / "cat.jpg")
+    for cover in ("grey", "blur"):
+        covered = _covered(image, (0.25, 0.25, 0.75, 0.5), cover)
+        assert covered.size == image.size
+        outside = image.crop((0, 0, image.width // 4 - 1, image.height))
+        assert covered.crop((0, 0, image.width // 4 - 1, image.height)).tobytes() == outside.tobytes()
+        middle = (image.width // 2 - 20, int(image.height * 0.3), image.width // 2 + 20, int(image.height * 0.45))
+        assert covered.crop(middle).tobytes() != image.crop(middle).tobytes()
+
+
+def test_the_mask_study_covers_for_one_view_at_a_time(captioner: Captioner) -> None:
+    seen = captioner.look([load_image(SAMPLES / "cat.jpg")])
+    caption = captioner.caption_seen(seen)[0]
+    views = {name: photos[0] for name, photos in seen.items()}
+    none = list(find_masked(captioner, iter([load_image(SAMPLES / "cat.jpg")])))
+    assert none == [None], "a model of chance names no object"
+    covered = captioner.look([_covered(load_image(SAMPLES / "cat.jpg"), (0, 0, 1, 1), "grey")])
+    masked = Masked(views, {name: photos[0] for name, photos in covered.items()}, caption, step=0)
+    found = mask_study(captioner, [masked])
+    tokens = torch.tensor([[[2, *(captioner.vocabulary.ids[word.text] for word in caption.words[:-1])]]])
+    spoilt = collate([""], {"cells": [covered["cells"][0]], "objects": [views["objects"]]}).views
+    expected = trust(captioner.model, spoilt, tokens)[0, 0, 0].item()
+    assert found["cells"]["at the word"]["disturbed"] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ConfigError, match="unknown cover 'black'"):
+        next(find_masked(captioner, iter([Image.new("RGB", (9, 9))]), cover="black"))
+
+
+def test_the_noise_study_is_a_command(tmp_path: Path, captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = captioner.with_config(override(captioner.config, "decode", {"min_words": 4}))
+    slow.save_pretrained(tmp_path / "model")
+    rows = [{"image": photo.name, "caption": "x", "split": "val"} for photo in sorted(SAMPLES.glob("*.jpg"))]
+    (tmp_path / "photos.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    store = str(tmp_path / "views")
+    assert (
+        main(["extract", "--images", str(SAMPLES), "--store", store, "--views", "cells,objects", "--workers", "1"]) == 0
+    )
+    words = ["--store", store, "--dataset", str(tmp_path / "photos.jsonl"), "--model", str(tmp_path / "model")]
+    assert main(["control", "noise", *words, "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "noise.json").read_text())
+    assert found["cells"]["shares"]["0"]["mean"] == pytest.approx(0, abs=1e-6)
+    assert found["cells"]["shares"]["0.9"]["photos"] == 5
+    assert (tmp_path / "out" / "noise.png").stat().st_size > 1000
+    assert "steps" in capsys.readouterr().out
