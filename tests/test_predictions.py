@@ -16,7 +16,7 @@ from haav.predict import calibrate, predict
 from haav.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
-from haav.types import Caption, PhotoView, Word
+from haav.types import Caption, PhotoView, ViewSpec, Word
 from tiny import VIEWS, random_views, tiny_config, tiny_model
 
 WORDS = Vocabulary((*SPECIAL, "a", "the", *(f"w{number}" for number in range(6, 23))))
@@ -269,3 +269,17 @@ def test_predict_yields_photos_in_order(world: dict[str, str]) -> None:
     with Store(world["store"]) as store:
         found = [photo for photo, _ in predict(Captioner.from_pretrained(world["all"]), store, photos, batch=2)]
     assert found == [photo.id for photo in photos]
+
+
+def test_retrieval_alone_says_the_nearest_or_the_most_agreed_on(tmp_path: Path) -> None:
+    axes = torch.eye(4)
+    sentences = ("odd one", "a dog", "a puppy", "a hound")
+    tokens = torch.stack([axes[0], axes[1] + axes[2], axes[1], axes[1] + axes[3]])
+    with Store(tmp_path / "s", write=True) as store:
+        store.add_view("text_whole", ViewManifest(ViewSpec(4, 4), "toy"))
+        store.put("text_whole", {"p.jpg": PhotoView(tokens, labels=sentences)})
+    words = ["predict", "--store", str(tmp_path / "s"), "--out", str(tmp_path / "c.json"), "--baseline"]
+    for baseline, expected in (("nearest", "odd one"), ("consensus", "a puppy")):
+        assert main([*words, baseline]) == 0
+        assert load_predictions(tmp_path / "c.json") == {"p.jpg": expected}
+    assert main([*words, "best"]) == 1

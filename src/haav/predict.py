@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from torch.nn import functional as F
 
 from haav.calibrate import confidences, fit, reliability
 from haav.captioner import Captioner
 from haav.config import ConfidenceConfig
 from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
-from haav.errors import ConfigError, DataError
+from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.ptb import tokenize
 from haav.shards import ShardStore
 from haav.store import Store
@@ -36,6 +37,22 @@ def predict(
         yield from zip(part.ids, captioner.caption_views(part.views, seed=own_seed), strict=True)
         done += len(part.ids)
         progress(done, len(stored))
+
+
+BASELINES = ("nearest", "consensus")
+
+
+def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str) -> Iterator[tuple[str, str]]:
+    """What retrieval alone would say of each photo, without any captioner: its nearest sentence, or that of its
+    retrieved sentences which is nearest to all the others"""
+    if baseline not in BASELINES:
+        raise ConfigError(unknown("baseline", baseline, BASELINES))
+    if "text_whole" not in store.views:
+        raise ConfigError(f"{store.path} has no view text_whole to take sentences from.")
+    for photo, view in zip(photos, store.get_many("text_whole", [photo.id for photo in photos]), strict=True):
+        assert view.labels
+        alike = F.normalize(view.tokens.float(), dim=1) @ F.normalize(view.tokens.float(), dim=1).T
+        yield photo.id, view.labels[0 if baseline == "nearest" else int(alike.sum(dim=1).argmax())]
 
 
 def calibrate(captions: Mapping[str, Caption], photos: Sequence[Photo]) -> tuple[ConfidenceConfig, dict[str, float]]:

@@ -126,9 +126,10 @@ def pack(
 
 def predict(
     *,
-    model: Annotated[str, "model directory; several with commas: an ensemble"],
     store: Annotated[str, "view store with the photos' views"],
     out: Annotated[str, "file to write"],
+    model: Annotated[str, "a model that is shipped, or a model directory; several with commas: an ensemble"] = "best",
+    baseline: Annotated[str | None, "no model at all: nearest or consensus of the retrieved sentences"] = None,
     dataset: Annotated[str | None, "data set whose photos are captioned; without it, all photos of the store"] = None,
     split: Annotated[str, "of the data set: train, val or test"] = "val",
     format: Annotated[str, "coco: results by file name; coco-server: by COCO's numbers, as its server wants"] = "coco",
@@ -145,17 +146,21 @@ def predict(
     from haav.store import Store
 
     check_writable(Path(out))  # what cannot end well is said before the work, not after
-    captioner = load_captioner(model, overrides, device)
+    captioner = None if baseline else load_captioner(model, overrides, device)
     with Store(store) as opened, terminal.progress("photos") as progress:
         if dataset:
             photos = load_dataset(dataset, split).split(split)
         else:
-            photos = tuple(Photo(name, split) for name in opened.ids(captioner.views[0]))
+            names_from = captioner.views[0] if captioner else "text_whole"
+            photos = tuple(Photo(name, split) for name in opened.ids(names_from))
         if not photos:
             raise ConfigError(f"{dataset or store} has no photos in split '{split}'.")
         names = names_for(format, photos)
-        found = predict.predict(captioner, opened, photos, batch, progress, seed)
-        captions = {photo: caption.text for photo, caption in found}
+        if captioner is None:
+            captions = dict(predict.retrieved(opened, photos, baseline or ""))
+        else:
+            found = predict.predict(captioner, opened, photos, batch, progress, seed)
+            captions = {photo: caption.text for photo, caption in found}
     save_predictions(out, captions, names)
     print(f"{out}: {len(captions):,} captions.")
     return 0
