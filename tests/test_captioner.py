@@ -173,3 +173,14 @@ def test_captioner_refuses_what_cannot_work() -> None:
         assert message in str(error.value)
     with pytest.raises(ConfigError, match="the vocabulary has 5 words, the model 23"):
         Captioner(tool.model, tool.config, Vocabulary((*SPECIAL, "a")))
+
+
+def test_a_notebook_shows_words_over_their_weights_and_runs_nothing() -> None:
+    word = Word("<b>", -0.1, 0.5, {"grid": 0.25, "text": 0.75})
+    shown = Caption("<b>", (word,), -0.1, 0.5)._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert 'title="text 75%"' in shown
+    assert "width:25.0%" in shown
+    assert "■ grid" in shown
+    assert Caption("", (), 0.0, 0.0)._repr_html_()

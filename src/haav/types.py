@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -249,6 +251,9 @@ class Word:
         return data
 
 
+VIEW_COLOURS = ("#00677f", "#c77700", "#1a6b2f", "#8e2a82", "#3b49b7", "#a3262b")
+
+
 @dataclass(frozen=True)
 class Caption:
     text: str
@@ -263,3 +268,22 @@ class Caption:
         data: dict[str, Any] = {"caption": self.text, "confidence": round(self.confidence, 4)}
         data["words"] = [word.to_json() for word in self.words]
         return data | ({"n_best": [other.to_json() for other in self.n_best]} if self.n_best else {})
+
+    def _repr_html_(self) -> str:
+        """In a notebook: each word over a bar of its view weights"""
+        names = list(next((word.views for word in self.words if word.views), {}))
+        colours = dict(zip(names, cycle(VIEW_COLOURS), strict=False))
+        cells = []
+        for word in self.words:
+            shares = (word.views or {}).items()
+            bars = "".join(
+                f'<span title="{escape(name)} {share:.0%}" style="display:inline-block;height:6px;'
+                f'width:{100 * share:.1f}%;background:{colours[name]}"></span>'
+                for name, share in shares
+            )
+            cells.append(
+                f'<span style="display:inline-block;margin:0 .2em;text-align:center" title="{word.confidence:.0%} sure">'
+                f'{escape(word.text)}<span style="display:flex;min-width:3em">{bars}</span></span>'
+            )
+        legend = " ".join(f'<span style="color:{colour}">■ {escape(name)}</span>' for name, colour in colours.items())
+        return f'<div style="font-size:1.2em">{"".join(cells)}</div><div><small>{legend}</small></div>'
