@@ -13,6 +13,7 @@ from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import ConfigError
 from haav.generate import BeamSearch, build_rules, generate
 from haav.text import DANGLING, SPECIAL, Vocabulary
+from haav.types import Caption, Word
 from tiny import random_views, tiny_config, tiny_model
 
 WORDS = Vocabulary((*SPECIAL, "a", "with", *(f"w{number}" for number in range(6, 23))))
