@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 
 import haav
-from haav import album
+from haav import album, pretrained
 from haav.bridge import Bridge, BridgeConfig, CrossFitted
 from haav.bundle import pack
 from haav.captioner import Captioner
@@ -164,10 +165,67 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     (folder / "broken.jpg").write_bytes((folder / "a.jpg").read_bytes())
     assert main(words) == 0, "what failed is tried again"
     assert "3 captions, 2 of them were there; 0 failed" in capsys.readouterr().out
-    out.write_text("my diary\n")
-    with pytest.raises(DataError, match="line 1 is not a caption"):
+
+
+@pytest.mark.parametrize(
+    "text", ["my diary\n", "my diary", '[{"image_id": 1}]', '{"a": 1}\n', '{"image": "a", "caption": "b"}']
+)
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "captions.jsonl"
+    out.write_text(text)
+    if text.startswith('{"image": '):
+        album.CaptionFile(out)  # a line of ours that was cut off before its end
+        assert out.read_text() == ""
+        return
+    with pytest.raises(DataError, match="Name another file with --out"):
         album.CaptionFile(out)
-    assert out.read_text() == "my diary\n"
+    assert out.read_text() == text
+
+
+def test_standard_input_is_another_photo_each_time(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"image": "-", "caption": "a"}\n{"image": "b", "caption": "b"}\n')
+    assert album.CaptionFile(tmp_path / "c.jsonl").done == {"b"}
+
+
+def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
+    model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.fsdecode(b"caf\xe9.jpg")
+    (folder / odd).write_bytes((folder / "a.jpg").read_bytes())
+    (folder / "torn.tar").write_bytes(b"no tar")
+    out = tmp_path / "captions.jsonl"
+    words = ["caption", str(folder), "x" * 5000, "--model", str(model)]
+    assert main([*words, "--out", str(out)]) == 1
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {Path(row["image"]).name for row in rows if "caption" in row} == {"a.jpg", "cat.png", odd}
+    assert any("torn.tar" in row.get("error", "") for row in rows)
+    assert main([*words, "--out", str(out)]) == 1
+    assert "3 captions, 3 of them were there" in capsys.readouterr().out
+    assert main(words) == 1
+
+
+def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = captioner.look
+
+    def look(images: list[Image.Image], views: list[str] | None = None) -> object:
+        sizes.append(len(images))
+        return plain(images, views)
+
+    monkeypatch.setattr(captioner, "look", look)
+    cat = (SAMPLES / "cat.jpg").read_bytes()
+    items = [album.Item(str(number), lambda: cat) for number in range(11)]
+    assert len(list(album.caption_all(captioner, items, 10))) == 11
+    assert sizes == [10, 1]
+
+
+def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = tmp_path / "package"
+    save_model(shipped / "best")
+    (tmp_path / "here" / "best").mkdir(parents=True)
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path / "here")
+    assert pretrained.find_model("best") == shipped / "best"
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

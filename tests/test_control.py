@@ -13,11 +13,11 @@ import haav
 from haav.captioner import Captioner
 from haav.cli import main
 from haav.config import override
-from haav.control import Masked, _covered, _zeroed, change, find_masked, mask_study, trust
+from haav.control import _covered, _object, _zeroed, change, mask_photo, mask_study, trust, watch
 from haav.data.collate import collate
 from haav.errors import ConfigError, DataError
 from haav.images import load_image
-from haav.types import View
+from haav.types import Caption, PhotoView, View, Word
 from test_album import SAMPLES, save_model
 
 
@@ -59,20 +59,44 @@ def test_covering_changes_the_box_and_nothing_else() -> None:
 
 
 def test_the_mask_study_covers_for_one_view_at_a_time(captioner: Captioner) -> None:
-    seen = captioner.look([load_image(SAMPLES / "cat.jpg")])
-    caption = captioner.caption_seen(seen)[0]
-    views = {name: photos[0] for name, photos in seen.items()}
-    none = list(find_masked(captioner, iter([load_image(SAMPLES / "cat.jpg")])))
-    assert none == [None], "a model of chance names no object"
-    covered = captioner.look([_covered(load_image(SAMPLES / "cat.jpg"), (0, 0, 1, 1), "grey")])
-    masked = Masked(views, {name: photos[0] for name, photos in covered.items()}, caption, step=0)
-    found = mask_study(captioner, [masked])
+    image = load_image(SAMPLES / "cat.jpg")
+    assert mask_photo(captioner, image) is None, "a model of chance names no object"
+    seen, covered = captioner.look([image]), captioner.look([_covered(image, (0, 0, 1, 1), "grey")])
+    (caption,) = captioner.caption_seen(seen, min_words=3)
+    case = watch(captioner, captioner.model, seen, {**covered, "objects": seen["objects"]}, caption, step=1)
+    found = mask_study([case, case])
     tokens = torch.tensor([[[2, *(captioner.vocabulary.ids[word.text] for word in caption.words[:-1])]]])
-    spoilt = collate([""], {"cells": [covered["cells"][0]], "objects": [views["objects"]]}).views
-    expected = trust(captioner.model, spoilt, tokens)[0, 0, 0].item()
-    assert found["cells"]["at the word"]["disturbed"] == pytest.approx(expected, abs=1e-6)
+    spoilt = collate([""], {"cells": covered["cells"], "objects": seen["objects"]}).views
+    expected = trust(captioner.model, spoilt, tokens)[0, :, 0]
+    assert found["cells"]["at the word"]["disturbed"] == pytest.approx(expected[1].item(), abs=1e-6)
+    others = (expected[0] + expected[2:].sum()) / (len(expected) - 1)
+    assert found["cells"]["at other words"]["disturbed"] == pytest.approx(others.item(), abs=1e-6)
+    assert found["objects"]["at the word"]["mean"] == 0, "its own view is as it was"
+    assert len(found["cells"]["heads"]) == captioner.config.model.heads
     with pytest.raises(ConfigError, match="unknown cover 'black'"):
-        next(find_masked(captioner, iter([Image.new("RGB", (9, 9))]), cover="black"))
+        mask_photo(captioner, Image.new("RGB", (9, 9)), cover="black")
+
+
+def test_the_object_to_cover_is_the_largest_that_the_caption_names() -> None:
+    boxes = torch.tensor([[0, 0, 0.2, 0.2], [0, 0, 0.5, 0.5], [0, 0, 1, 1]])
+    objects = PhotoView(torch.zeros(3, 1), boxes=boxes, labels=("motorbike", "motorbike", "sofa"))
+    words = tuple(Word(text, -1.0, 0.5, None) for text in ("two", "motorcycles", "parked"))
+    assert _object(objects, Caption("two motorcycles parked", words, -1.0, 0.5)) == (1, (0.0, 0.0, 0.5, 0.5))
+    assert _object(objects, Caption("two", words[:1], -1.0, 0.5)) is None
+
+
+def test_one_bad_photo_ends_no_study_and_nothing_to_measure_is_said(
+    tmp_path: Path, captioner: Captioner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captioner.save_pretrained(tmp_path / "model")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no")
+    (tmp_path / "photos" / "cat.jpg").write_bytes((SAMPLES / "cat.jpg").read_bytes())
+    words = ["--images", str(tmp_path / "photos"), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]
+    assert main(["control", "mask", *words]) == 1
+    shown = capsys.readouterr().err
+    assert "broken.jpg" in shown
+    assert "nothing to measure on" in shown
 
 
 def test_the_noise_study_is_a_command(tmp_path: Path, captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:

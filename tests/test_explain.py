@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import haav
 from haav.captioner import Captioner
 from haav.cli import main
 from haav.data.collate import collate
+from haav.errors import ConfigError
 from haav.explain import _without, explain
 from haav.images import load_image
+from haav.model.build import build_model
 from haav.page import render
 from haav.text import BOS
 from haav.types import PhotoView
@@ -110,3 +113,10 @@ def test_no_caption_can_end_the_script_of_a_page() -> None:
     page = render("</title><b>", image, data)
     assert page.count("</script>") == 2
     assert "</title><b>" not in page
+
+
+def test_a_model_that_does_not_weigh_views_is_refused_before_any_work(captioner: Captioner) -> None:
+    config = replace(captioner.config, model=replace(captioner.config.model, aggregator="mean"))
+    blunt = Captioner(build_model(config.model), config, captioner.vocabulary, captioner.eyes)
+    with pytest.raises(ConfigError, match="does not weigh views"):
+        explain(blunt, {})

@@ -237,3 +237,13 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     index.write_text("{}")
     with pytest.raises(StoreError, match=r"index.json is damaged"):
         open_store(tmp_path / "out")
+
+
+def test_shards_are_even_and_have_photos(tmp_path: Path) -> None:
+    with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
+        export(store, ["things"], tmp_path / "out", shard_size=6)
+        groups = open_store(tmp_path / "out").groups
+        assert [len(group) for group in groups] == [3, 4]
+        assert open_store(tmp_path / "out").in_order(["6.jpg", "0.jpg"]) == ["0.jpg", "6.jpg"]
+        with pytest.raises(StoreError, match="at least 1 photo, not 0"):
+            export(store, ["things"], tmp_path / "none", shard_size=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import shutil
 import socket
 import threading
@@ -86,6 +87,7 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("fields", "data", "status", "reason"),
     [
+        ({}, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 422, "is not a picture"),
         ({}, b"not a picture", 422, "is not a picture"),
         ({}, b"", 422, "is empty"),
         ({}, CAT[:4000], 422, "damaged"),
@@ -113,6 +115,9 @@ def test_what_cannot_be_answered_is_said(
         (b'{"image": 5}', "application/json", 422),
         (b"[" * 100_000, "application/json", 422),
         (b"{", "application/json", 422),
+        (json.dumps({"image": base64.b64encode(CAT).decode(), "views": 5}).encode(), "application/json", 422),
+        (b'{"beam": 1e999, "image": "' + base64.b64encode(CAT) + b'"}', "application/json", 422),
+        (b'{"beam": 0, "image": "' + base64.b64encode(CAT) + b'"}', "application/json", 422),
         (b"image=cat", "application/x-www-form-urlencoded", 415),
         (b"--x\r\nbroken", "multipart/form-data; boundary=x", 422),
         (b"anything", "multipart/form-data", 422),

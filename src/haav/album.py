@@ -15,9 +15,12 @@ from PIL import Image
 from haav.captioner import Captioner
 from haav.errors import DataError, ImageError
 from haav.files import write_atomically
-from haav.images import load_image
+from haav.images import MAX_BYTES, load_image
 from haav.sources import photos_of
 from haav.types import Caption
+
+STANDARD_INPUT = "-"
+BEGINNING = b'{"image": '
 
 
 @dataclass(frozen=True)
@@ -40,26 +43,24 @@ class Captioned:
         return {"image": self.name, **self.caption.to_json()}
 
 
-def find_items(paths: Iterable[str], read_stdin: Callable[[], bytes]) -> list[Item]:
-    """Files, folders, tars, lists, patterns, and `-`. What does not exist is found out when it is read."""
+def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list[Item]:
+    """Files, folders, tars, lists, patterns, and `-`. What cannot be found or read is an item that fails."""
     items: dict[str, Item] = {}
     for path in paths:
-        if path == "-":
-            found = [Item("-", read_stdin)]
-        else:
-            try:
-                found = [Item(ref.place, ref.read) for ref in photos_of(path)]
-            except DataError as error:
-                found = [Item(path, _failing(str(error)))]
-            if not found:
-                found = [Item(path, _failing("no photo is there."))]
-        items |= {item.name: item for item in found}
+        if path == STANDARD_INPUT:
+            items[path] = Item(path, lambda: read_stdin(MAX_BYTES + 1))
+            continue
+        found, fault = photos_of(path)
+        items |= {ref.place: Item(ref.place, ref.read) for ref in found}
+        if fault or not found:
+            items[path] = Item(path, _failing(fault or "no photo is there."))
     return list(items.values())
 
 
 def caption_all(captioner: Captioner, items: Iterable[Item], batch: int, **options: Any) -> Iterator[Captioned]:
     """In order. `options`: as `Captioner.caption` takes them"""
     waiting = iter(items)
+    views = options.pop("views", None)
     while part := list(islice(waiting, batch)):
         images: dict[str, Image.Image] = {}
         errors: dict[str, str] = {}
@@ -68,7 +69,8 @@ def caption_all(captioner: Captioner, items: Iterable[Item], batch: int, **optio
                 images[item.name] = load_image(item.read())
             except ImageError as error:
                 errors[item.name] = str(error)
-        captions = dict(zip(images, captioner.caption(list(images.values()), **options), strict=True))
+        found = captioner.caption_seen(captioner.look(list(images.values()), views), **options) if images else []
+        captions = dict(zip(images, found, strict=True))
         for item in part:
             yield Captioned(item.name, captions.get(item.name), errors.get(item.name, ""))
 
@@ -79,42 +81,63 @@ class CaptionFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        kept = [row for row in self._rows() if "caption" in row]
-        self.done = {str(row["image"]) for row in kept}
+        self.done: set[str] = set()
+        """photos whose captions are in the file; standard input is another photo each time"""
         if self.path.exists():
-            lines = "".join(map(_line, kept))
-            write_atomically(self.path, lambda file: file.write_text(lines, encoding="utf-8"))
+            self._take_over()
 
     def add(self, rows: Sequence[Captioned]) -> None:
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(self.path, "ab") as file:
                 file.writelines(_line(row.to_json()) for row in rows)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise DataError(f"cannot write {self.path}: {error.strerror}.") from None
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
+    def _take_over(self) -> None:
+        """Check every line, then write the file anew if photos failed or its last line was cut off."""
+        spoilt = False
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            with open(self.path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    row = self._row(line, number)
+                    if row is None or "caption" not in row:
+                        spoilt = True
+                    elif row["image"] != STANDARD_INPUT:
+                        self.done.add(str(row["image"]))
+            if spoilt:
+                write_atomically(self.path, self._copy_captions)
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror}.") from None
-        # Behind the last line break lies nothing, or a line that was being written when a run was cut off.
-        for number, line in enumerate(lines[:-1], 1):
-            try:
-                row = json.loads(line)
-                row["image"]
-            except (ValueError, KeyError, TypeError):
-                raise DataError(
-                    f"{self.path}: line {number} is not a caption of haav. Name another file with --out."
-                ) from None
-            yield row
+
+    def _copy_captions(self, copy: Path) -> None:
+        with open(self.path, "rb") as old, open(copy, "wb") as new:
+            for number, line in enumerate(old, 1):
+                row = self._row(line, number)
+                if row is not None and "caption" in row:
+                    new.write(line)
+
+    def _row(self, line: bytes, number: int) -> dict[str, Any] | None:
+        """None: the line that was being written when a run was cut off"""
+        begun = line.startswith(BEGINNING) or BEGINNING.startswith(line)
+        if not line.endswith(b"\n") and begun:
+            return None
+        try:
+            row: dict[str, Any] = json.loads(line)
+            row["image"]
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                f"{self.path}: line {number} is not a caption of haav. Name another file with --out."
+            ) from None
+        if not line.endswith(b"\n"):
+            raise DataError(f"{self.path} does not end as a file of captions does. Name another file with --out.")
+        return row
 
 
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+def _line(row: dict[str, Any]) -> bytes:
+    # File names need not be UTF-8; escapes bring any of them there and back.
+    return json.dumps(row).encode() + b"\n"
 
 
 def _failing(reason: str) -> Callable[[], bytes]:

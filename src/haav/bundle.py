@@ -31,10 +31,13 @@ def pack(
     if reads_text and (bridge is None or textdb is None):
         names = ", ".join(reads_text)
         raise ConfigError(f"this model reads {names}: give the --bridge and --textdb of its photos, or --like MODEL.")
-    captioner.save_pretrained(out, torch.float16)
-    if bridge is not None and textdb is not None:
-        CrossFitted.load(bridge).compact().save(out / BRIDGE, half=True)
-        TextDatabase.load(textdb).compact().save(out / TEXTDB, quantised=True)
+    if bridge is None or textdb is None:
+        captioner.save_pretrained(out, torch.float16)
+    else:
+        way, texts = CrossFitted.load(bridge).compact(), TextDatabase.load(textdb).compact()
+        captioner.save_pretrained(out, torch.float16)
+        way.save(out / BRIDGE, half=True)
+        texts.save(out / TEXTDB, quantised=True)
     parts = {"model": out, BRIDGE: out / BRIDGE, TEXTDB: out / TEXTDB}
     return {
         name: sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -7,7 +7,7 @@ the words are those that the model writes of the photo as it is, so that steps c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from haav.data.collate import collate
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.chair import class_names, mentioned
+from haav.explain import weighing
 from haav.model.haav import Haav
 from haav.text import BOS, UNK
 from haav.types import Caption, PhotoView, Progress, Views, quiet
@@ -53,8 +54,9 @@ def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]
     if not differences:
         raise DataError("no photo is left to measure on.")
     means = np.array([steps.mean() for steps in differences])
-    drawn = np.random.default_rng(seed).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.quantile(means[drawn].mean(axis=1), (0.025, 0.975))
+    rng = np.random.default_rng(seed)
+    drawn = [means[rng.integers(len(means), size=len(means))].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, (0.025, 0.975))
     spread = means.std(ddof=1) if len(means) > 1 else 0.0
     return Change(
         len(means),
@@ -77,7 +79,7 @@ def noise_study(
     progress: Progress = quiet,
 ) -> dict[str, Any]:
     """view → share of its tokens that are zeroed → Change; and the mean weight at each step, clean and noised"""
-    model = _hierarchical(captioner)
+    model = weighing(captioner)
     generator = torch.Generator().manual_seed(seed)
     clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
     noised = {name: {share: [] for share in shares} for name in captioner.views}
@@ -107,109 +109,103 @@ def noise_study(
 
 @dataclass(frozen=True)
 class Masked:
-    """A photo, one of whose objects is named by its caption: the views as they are, and as they are with it covered"""
+    """Weights of one photo at the step of an object's word and at its other steps, each (H,) or (steps,) by view"""
 
-    seen: Mapping[str, PhotoView]
-    covered: Mapping[str, PhotoView]
-    caption: Caption
-    step: int
-    """of the object's word"""
+    clean: Mapping[str, list[float]]
+    covered: Mapping[str, list[float]]
+    others_clean: Mapping[str, list[float]]
+    others_covered: Mapping[str, list[float]]
 
 
-def mask_study(captioner: Captioner, masked: Sequence[Masked], seed: int = 0) -> dict[str, Any]:
-    """view → Change of its weight at the object's word when the object is covered for this view only; all heads
+def mask_study(masked: Sequence[Masked], seed: int = 0) -> dict[str, Any]:
+    """view → Change of its weight at the object's word when the object is covered for this view only: all heads
     together, each head, and at the other words"""
-    model = _hierarchical(captioner)
     found: dict[str, Any] = {}
-    for number, name in enumerate(model.encoding.names):
-        cases = [case for case in masked if len(case.seen[name].tokens) and len(case.covered[name].tokens)]
-        before, after, others_before, others_after = [], [], [], []
-        for case in cases:
-            tokens, (length,) = _words(captioner, [case.caption])
-            views = collate([""], {view: [photo] for view, photo in case.seen.items()}).views
-            covered = collate([""], {name: [case.covered[name]]}).views
-            clean = trust(model, views, tokens, heads=True)[0, :length, :, number]
-            hidden = trust(model, {**views, **covered}, tokens, heads=True)[0, :length, :, number]
-            before.append(clean[case.step].tolist())
-            after.append(hidden[case.step].tolist())
-            others = [step for step in range(length) if step != case.step]
-            if others:
-                others_before.append(clean[others].mean(dim=1).tolist())
-                others_after.append(hidden[others].mean(dim=1).tolist())
-        if not cases:
-            continue
-        heads = [
-            change([[weights[head]] for weights in before], [[weights[head]] for weights in after], seed)
-            for head in range(len(before[0]))
-        ]
+    for name in dict.fromkeys(name for case in masked for name in case.clean):
+        cases = [case for case in masked if name in case.clean]
+        rest = [case for case in cases if case.others_clean[name]]
+        heads = range(len(cases[0].clean[name]))
         found[name] = {
             "at the word": asdict(
-                change([[float(np.mean(one))] for one in before], [[float(np.mean(one))] for one in after], seed)
+                change(
+                    [[float(np.mean(case.clean[name]))] for case in cases],
+                    [[float(np.mean(case.covered[name]))] for case in cases],
+                    seed,
+                )
             ),
-            "at other words": asdict(change(others_before, others_after, seed)) if others_before else None,
-            "heads": [asdict(head) for head in heads],
+            "at other words": asdict(
+                change([case.others_clean[name] for case in rest], [case.others_covered[name] for case in rest], seed)
+            )
+            if rest
+            else None,
+            "heads": [
+                asdict(
+                    change(
+                        [[case.clean[name][head]] for case in cases],
+                        [[case.covered[name][head]] for case in cases],
+                        seed,
+                    )
+                )
+                for head in heads
+            ],
         }
     return found
 
 
-def find_masked(
-    captioner: Captioner, pictures: Iterator[Image.Image], cover: str = "grey", batch: int = 8
-) -> Iterator[Masked | None]:
-    """For each picture: the largest detected object that its caption names, covered; None where there is none"""
+def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") -> Masked | None:
+    """The largest detected object that the caption names, covered for one view after the other; None: there is none
+
+    A view that is empty, or becomes so, is left out.
+    """
     if cover not in COVERS:
         raise ConfigError(unknown("cover", cover, COVERS))
     if "objects" not in captioner.views:
         raise ConfigError("the mask study needs a model that reads 'objects': it covers what is detected.")
-    names = class_names()
-    waiting: list[Image.Image] = []
+    model = weighing(captioner)
+    seen = captioner.look([image])
+    (caption,) = captioner.caption_seen(seen)
+    found = _object(seen["objects"][0], caption)
+    if found is None:
+        return None
+    step, box = found
+    return watch(captioner, model, seen, captioner.look([_covered(image, box, cover)]), caption, step)
 
-    def work() -> Iterator[Masked | None]:
-        seen = captioner.look(waiting)
-        captions = captioner.caption_seen(seen)
-        chosen = [
-            _object({view: photos[row] for view, photos in seen.items()}, caption, names)
-            for row, caption in enumerate(captions)
-        ]
-        hidden = [
-            _covered(image, found[1], cover) for image, found in zip(waiting, chosen, strict=True) if found is not None
-        ]
-        covered = captioner.look(hidden) if hidden else {}
-        at = 0
-        for row, found in enumerate(chosen):
-            if found is None:
-                yield None
-                continue
-            yield Masked(
-                {view: photos[row] for view, photos in seen.items()},
-                {view: photos[at] for view, photos in covered.items()},
-                captions[row],
-                found[0],
-            )
-            at += 1
 
-    for picture in pictures:
-        waiting.append(picture)
-        if len(waiting) == batch:
-            yield from work()
-            waiting.clear()
-    if waiting:
-        yield from work()
+def watch(
+    captioner: Captioner,
+    model: Haav,
+    seen: Mapping[str, Sequence[PhotoView]],
+    covered: Mapping[str, Sequence[PhotoView]],
+    caption: Caption,
+    step: int,
+) -> Masked:
+    """Weights of a caption's steps with the photo as it is, and with one view after the other of the covered photo"""
+    tokens, (length,) = _words(captioner, [caption])
+    others = [at for at in range(length) if at != step]
+    device = next(model.parameters()).device
+    views = collate([""], seen, device=device).views
+    clean = trust(model, views, tokens, heads=True)[0, :length]
+    parts: tuple[dict[str, list[float]], ...] = ({}, {}, {}, {})
+    for number, name in enumerate(model.encoding.names):
+        if not len(seen[name][0].tokens) or not len(covered[name][0].tokens):
+            continue
+        spoilt = {**views, **collate([""], {name: covered[name]}, device=device).views}
+        hidden = trust(model, spoilt, tokens, heads=True)[0, :length]
+        for part, weights in zip(parts[:2], (clean, hidden), strict=True):
+            part[name] = weights[step, :, number].tolist()
+        for part, weights in zip(parts[2:], (clean, hidden), strict=True):
+            part[name] = weights[others, :, number].mean(dim=1).tolist() if others else []
+    return Masked(*parts)
 
 
 @torch.no_grad()
 def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Tensor:
     """(B, T, V), or (B, T, H, V): weights of the last decoder layer at each step of whole captions (B, 1, T)"""
-    decoded = model(views, tokens)
+    device = next(model.parameters()).device
+    decoded = model({name: view.to(device) for name, view in views.items()}, tokens.to(device))
     assert decoded.weights is not None
-    last = decoded.weights[:, 0, :, -1]
+    last = decoded.weights[:, 0, :, -1].cpu()
     return last if heads else last.mean(dim=2)
-
-
-def _hierarchical(captioner: Captioner) -> Haav:
-    model = captioner.model
-    if not isinstance(model, Haav) or not all(layer.aggregator.exposes_weights for layer in model.decoder.layers):
-        raise ConfigError("the control studies watch the weights across views; this model has none.")
-    return model
 
 
 def _words(captioner: Captioner, captions: Sequence[Caption]) -> tuple[Tensor, list[int]]:
@@ -237,12 +233,10 @@ def _by_step(weights: Sequence[Sequence[float]], least: int = 20) -> list[float]
     return [float(np.mean(values)) for values in steps if len(values) >= min(least, len(weights))]
 
 
-def _object(
-    seen: Mapping[str, PhotoView], caption: Caption, names: Mapping[str, str | None]
-) -> tuple[int, tuple[float, ...]] | None:
+def _object(objects: PhotoView, caption: Caption) -> tuple[int, tuple[float, ...]] | None:
     """The step and box of the largest object that the caption names"""
-    objects = seen["objects"]
     assert objects.boxes is not None
+    names = class_names()
     found: list[tuple[float, int, tuple[float, ...]]] = []
     for step, word in enumerate(caption.words):
         for named in mentioned([word.text], names):

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from haav.captioner import Captioner
 from haav.data.collate import collate
-from haav.errors import ConfigError, DataError
-from haav.files import write_atomically
+from haav.errors import ConfigError
+from haav.files import make_folder, write_atomically
 from haav.images import load_image
 from haav.model.haav import Haav
 from haav.page import render
 from haav.text import BOS, UNK
-from haav.types import Caption, PhotoView, Views
+from haav.types import Caption, PhotoView
 
 TOP = 12
 """tokens of a view that are told for a word, the most looked at first"""
@@ -86,8 +86,7 @@ class Explanation:
 
 def explain(captioner: Captioner, seen: Mapping[str, Sequence[PhotoView]], **options: Any) -> list[Explanation]:
     """Of each photo, by its views as `Captioner.look` gives them. `options`: as `caption_views` takes them"""
-    if not isinstance(captioner.model, Haav):
-        raise ConfigError("an ensemble has no view weights to explain: name one model.")
+    weighing(captioner)
     captions = captioner.caption_seen(seen, **options)
     without = {name: captioner.caption_seen(_without(seen, [name]), **options) for name in seen}
     others = {name: [other for other in seen if other != name] for name in seen}
@@ -108,19 +107,26 @@ def explain(captioner: Captioner, seen: Mapping[str, Sequence[PhotoView]], **opt
     return found
 
 
+def weighing(captioner: Captioner) -> Haav:
+    """Its model, if that weighs views; else there is nothing to explain"""
+    model = captioner.model
+    if not isinstance(model, Haav) or not all(layer.aggregator.exposes_weights for layer in model.decoder.layers):
+        raise ConfigError("this model does not weigh views against each other, so there is nothing to explain.")
+    return model
+
+
 def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption) -> tuple[ExplainedWord, ...]:
     """The caption read once more, whole, with everything and with each view taken away"""
-    model = captioner.model
-    assert isinstance(model, Haav)
+    model = weighing(captioner)
+    device = next(model.parameters()).device
     ids = [captioner.vocabulary.ids.get(word.text, UNK) for word in caption.words]
     if not ids:
         return ()
-    tokens = torch.tensor([[[BOS, *ids[:-1]]]])
+    tokens = torch.tensor([[[BOS, *ids[:-1]]]], device=device)
     seen = {name: [view] for name, view in own.items()}
-    views: Views = collate([""], seen).views
     with torch.no_grad():
-        decoded = model(views, tokens)
-        targets = torch.tensor(ids)[None, None, :, None]
+        decoded = model(collate([""], seen, device=device).views, tokens)
+        targets = torch.tensor(ids, device=device)[None, None, :, None]
         probability = decoded.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
         lost = {}
         for name, view in own.items():
@@ -129,7 +135,7 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
             elif sum(len(other.tokens) > 0 for other in own.values()) == 1:
                 lost[name] = probability
             else:
-                blind = model(collate([""], _without(seen, [name])).views, tokens)
+                blind = model(collate([""], _without(seen, [name]), device=device).views, tokens)
                 lost[name] = probability - blind.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
     assert decoded.weights is not None
     trust = decoded.weights[0, 0]  # (T, M, H, V)
@@ -193,19 +199,15 @@ class Pages:
     """A folder of explanations: a page, a figure and data for each photo"""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = make_folder(folder)
         self.taken: set[str] = set()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"cannot make the folder {folder}: {error.strerror}.") from None
 
     def add(self, captioner: Captioner, name: str, picture: bytes, views: Sequence[str] | None = None) -> Path:
         """Explain a photo → its page"""
         image = load_image(picture)
         (found,) = explain(captioner, captioner.look([image], views))
         data = found.to_json()
-        base = self._free("photo" if name == "-" else Path(name).stem)
+        base = self._free("photo" if name == "-" else Path(name).stem[:100])
         page = self.folder / f"{base}.html"
         text = json.dumps({"image": name, **data}, ensure_ascii=False, indent=1)
         write_atomically(self.folder / f"{base}.json", lambda file: file.write_text(text, encoding="utf-8"))

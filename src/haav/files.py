@@ -48,6 +48,15 @@ def check_writable(path: Path) -> None:
         raise DataError(f"{path} cannot be written: the folder {path.parent} is read-only.")
 
 
+def make_folder(path: str | Path) -> Path:
+    """The folder, made if it is not there"""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {path}: {error.strerror}.") from None
+    return Path(path)
+
+
 def require_files(directory: Path, names: Sequence[str], hint: str) -> None:
     for name in names:
         if not (directory / name).is_file():

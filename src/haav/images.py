@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of what is checked or mended here
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 width, height = image.size
                 if width * height > most:
                     raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
@@ -50,6 +51,14 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name} does not fit into memory.") from None
     except Exception as error:  # decoders raise whatever they like on damaged files
         raise ImageError(f"{name} is damaged: {error}.") from None
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Kinds of pictures that are opened: none whose reader runs another program, as that of EPS does"""
+    Image.init()
+    wanted = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+    return tuple(kind for kind in wanted if kind in Image.OPEN)
 
 
 def _read(path: Path) -> bytes:

@@ -27,9 +27,12 @@ def predict(
     progress: Progress = quiet,
     seed: int | None = None,
 ) -> Iterator[tuple[str, Caption]]:
-    """Photo and caption, in order; the views are read from the store. `seed`: of samples"""
+    """Photo and caption, in order, or in that of shards; the views are read from the store. `seed`: of samples"""
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
+    if isinstance(store, ShardStore):
+        place = {photo: number for number, photo in enumerate(store.in_order(photo.id for photo in photos))}
+        photos = sorted(photos, key=lambda photo: place[photo.id])
     stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
     done = 0
     for part in build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0):
@@ -49,8 +52,10 @@ def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str)
         raise ConfigError(unknown("baseline", baseline, BASELINES))
     if "text_whole" not in store.views:
         raise ConfigError(f"{store.path} has no view text_whole to take sentences from.")
-    for photo, view in zip(photos, store.get_many("text_whole", [photo.id for photo in photos]), strict=True):
-        assert view.labels
+    for photo in photos:
+        (view,) = store.get_many("text_whole", [photo.id])
+        if not view.labels:
+            raise DataError(f"{store.path} has no sentences of {photo.id}: its text_whole was imported without them.")
         alike = F.normalize(view.tokens.float(), dim=1) @ F.normalize(view.tokens.float(), dim=1).T
         yield photo.id, view.labels[0 if baseline == "nearest" else int(alike.sum(dim=1).argmax())]
 

@@ -36,11 +36,13 @@ SHIPPED = Path(__file__).parent / "models"
 
 def find_model(name: str | Path) -> Path:
     """A model directory, or one that is shipped, by name"""
-    if Path(name).is_dir():
+    if (Path(name) / CONFIG).is_file():
         return Path(name)
     shipped = sorted(folder.name for folder in SHIPPED.glob("*/")) if SHIPPED.is_dir() else []
     if str(name) in shipped:
         return SHIPPED / str(name)
+    if Path(name).is_dir():
+        return Path(name)  # what it lacks is said when it is read
     raise CheckpointError(
         f"no model directory {name}, and no model of that name is shipped.{did_you_mean(str(name), shipped)}\n"
         f"  Shipped: {', '.join(shipped) or 'none'}. A directory holds {CONFIG}, {WEIGHTS} and {VOCABULARY}."

@@ -14,6 +14,7 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,25 @@ def export(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000
         ids = [photo for photo in ids if photo in known]
     if not ids:
         raise StoreError(f"no photo of {store.path} has all of the views {', '.join(views) or '(none)'}.")
+    if shard_size < 1:
+        raise StoreError(f"a shard has at least 1 photo, not {shard_size}.")
     out.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(ids), shard_size)
+    count = -(-len(ids) // shard_size)
+    cuts = [len(ids) * number // count for number in range(count + 1)]  # even: a small last one would waste an epoch
     index: dict[str, Any] = {"format": FORMAT, "views": {view: asdict(store.views[view]) for view in views}}
-    index["shards"] = [{"file": _name(number), "ids": ids[at : at + shard_size]} for number, at in enumerate(starts)]
-    for number, at in enumerate(starts):
+    parts = list(pairwise(cuts))
+    index["shards"] = [{"file": _name(number), "ids": ids[at:end]} for number, (at, end) in enumerate(parts)]
+    for number, (at, end) in enumerate(parts):
         final = out / _name(number)
         partial = final.with_suffix(".partial")
         with tarfile.open(partial, "w") as tar:
-            for row, photo in enumerate(ids[at : at + shard_size], at):
+            for row, photo in enumerate(ids[at:end], at):
                 _add(tar, f"{row:09d}.json", json.dumps({"id": photo}).encode())
                 for view in views:
                     _add(tar, f"{row:09d}.{view}.{SUFFIX}", pack(store.get(view, photo)))
         os.replace(partial, final)
     write_atomically(out / INDEX, lambda path: path.write_text(json.dumps(index), encoding="utf-8"))
-    return len(starts)
+    return count
 
 
 class ShardStore:
@@ -82,6 +87,10 @@ class ShardStore:
 
     def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
         return [self._photo(photo)[view] for photo in photos]
+
+    def in_order(self, photos: Iterable[str]) -> list[str]:
+        """As they lie in the shards: who reads them so reads each shard once"""
+        return sorted(photos, key=lambda photo: self._shard.get(photo, -1))
 
     def _photo(self, photo: str) -> dict[str, PhotoView]:
         number = self._shard[photo]

@@ -33,20 +33,37 @@ class PhotoRef:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
-                data = file.read(MAX_BYTES + 1 if self.size < 0 else self.size)
-        except OSError as error:
-            raise ImageError(f"cannot read {self.path}: {error.strerror}.") from None
+                data = file.read(MAX_BYTES + 1 if self.size < 0 else min(self.size, MAX_BYTES + 1))
+        except (OSError, ValueError) as error:
+            raise ImageError(f"cannot read {self.path}: {error}.") from None
         if len(data) > MAX_BYTES:
             raise ImageError(f"{self.path} has more than {MAX_BYTES:,} bytes.")
         return data
 
 
-def photos_of(source: str | Path) -> list[PhotoRef]:
-    """Photos of a folder (and of the tar files in it), a tar file, a list of paths (.txt), a picture, or a pattern."""
-    path = Path(source)
-    if not path.exists() and any(sign in str(source) for sign in "*?["):
-        return [ref for file in sorted(glob(str(source), recursive=True)) for ref in _of(Path(file))]
-    return list(_of(path))
+def photos_of(source: str) -> tuple[list[PhotoRef], str]:
+    """Photos of a folder (and of the tar files in it), a tar file, a list of paths (.txt), a picture, or a pattern.
+
+    Nothing is raised: what could be found, and what went wrong, if anything did.
+    """
+    refs: list[PhotoRef] = []
+    faults: list[str] = []
+    try:
+        path = Path(source)
+        pattern = not path.exists() and any(sign in source for sign in "*?[")
+        places = sorted(Path(found) for found in glob(source, recursive=True)) if pattern else [path]
+        files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    except (OSError, ValueError) as error:
+        return [], f"cannot look for photos there: {error}."
+    alone = len(files) == 1
+    for file in files:
+        if not alone and file.suffix.lower() not in {*SUFFIXES, ".tar"}:
+            continue  # a folder may hold anything
+        try:
+            refs.extend(_of(file))
+        except (DataError, OSError, ValueError) as error:
+            faults.append(str(error))
+    return refs, "; ".join(faults[:3])
 
 
 def find_photos(sources: Iterable[str | Path]) -> list[PhotoRef]:

@@ -52,11 +52,11 @@ def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[i
 
         def show(done: int, found: Captioned) -> None:
             if mode == "json":
-                print(json.dumps(found.to_json(), ensure_ascii=False), flush=True)
+                print(json.dumps(found.to_json()), flush=True)
             elif found.caption is None:
-                errors.print(Text(f"{found.name}: {found.error}", style="red"), soft_wrap=True)
+                errors.print(Text(f"{printable(found.name)}: {found.error}", style="red"), soft_wrap=True)
             elif mode == "text":
-                _print_caption(console, found.name, found.caption, colours)
+                _print_caption(console, printable(found.name), found.caption, colours)
             bar(done, todo)
 
         yield show
@@ -65,6 +65,11 @@ def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[i
         for name, colour in colours.items():
             legend.append(f" {name}", style=colour)
         console.print(legend)
+
+
+def printable(name: str) -> str:
+    """A file's name need not be text"""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _print_caption(console: Console, name: str, caption: Caption, colours: Mapping[str, str]) -> None:

@@ -282,7 +282,7 @@ class Caption:
                 for name, share in shares
             )
             cells.append(
-                f'<span style="display:inline-block;margin:0 .2em;text-align:center" title="{word.confidence:.0%} sure">'
+                f'<span style="display:inline-block;margin:0 .2em" title="{word.confidence:.0%} sure">'
                 f'{escape(word.text)}<span style="display:flex;min-width:3em">{bars}</span></span>'
             )
         legend = " ".join(f'<span style="color:{colour}">■ {escape(name)}</span>' for name, colour in colours.items())

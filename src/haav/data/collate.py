@@ -15,9 +15,10 @@ def collate(
     ids: Sequence[str],
     views: Mapping[str, Sequence[PhotoView]],
     captions: Sequence[Sequence[Sequence[int]]] | None = None,
+    device: torch.device | str = "cpu",
 ) -> Batch:
     """`views`: name → one view a photo; `captions`: for each photo its captions as word ids"""
-    stacked = {name: stack(per_photo) for name, per_photo in views.items()}
+    stacked = {name: stack(per_photo).to(device) for name, per_photo in views.items()}
     return Batch(tuple(ids), stacked, None if captions is None else pad_captions(captions))
 
 

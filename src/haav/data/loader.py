@@ -100,6 +100,10 @@ class ShardedBatches(Sampler[list[int]]):
         cuts = [batch * number // readers for number in range(readers + 1)]
         self.parts = [end - start for start, end in pairwise(cuts)]
         self.epoch = 0
+        if not len(self):
+            raise StoreError(
+                f"{sum(map(len, groups))} photos in {len(groups)} shards are too few for a batch of {batch}."
+            )
 
     def __len__(self) -> int:
         """Of a whole number of batches for each reader; which shards are whose changes, so the least there can be"""

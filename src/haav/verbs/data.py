@@ -41,7 +41,7 @@ def extract(
 
         home = find_model(model)
         views = views or ",".join(read_config(home).model.views)
-        options |= own_texts(home)
+        options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
     chosen = (views or "grid,cells,objects,regions").split(",")
     refs = sources.find_photos(images.split(","))
     with terminal.progress("photos") as progress:

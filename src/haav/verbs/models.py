@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from haav.errors import ConfigError, unknown
+from haav.errors import ConfigError, DataError, ImageError, unknown
 from haav.verbs.common import Overrides, listed, load_captioner, print_json
 
 
@@ -186,6 +186,10 @@ def calibrate(
         raise ConfigError("confidence is fitted on val, never on test.")
     if "," in model:
         raise ConfigError("confidence belongs to one model: calibrate each for itself.")
+    if not Path(model).is_dir():
+        raise ConfigError(
+            f"'{model}' is not a model directory of yours: what is shipped is calibrated and stays as it is."
+        )
     captioner = load_captioner(model, overrides)
     photos = load_dataset(dataset, split).split(split)
     with Store(store) as opened, terminal.progress("photos") as progress:
@@ -255,10 +259,11 @@ def control(
     from haav import control, sources, terminal
     from haav.data.annotations import load_dataset
     from haav.data.loader import StoredPhotos
-    from haav.files import write_atomically
+    from haav.files import make_folder, write_atomically
     from haav.images import load_image
     from haav.shards import open_store
 
+    folder = make_folder(out)
     captioner = load_captioner(model, None)
     if study == "noise":
         if store is None or dataset is None:
@@ -273,16 +278,18 @@ def control(
         refs = sources.find_photos(listed(images))[:limit]
         masked = []
         with terminal.progress("photos") as progress:
-            for number, case in enumerate(
-                control.find_masked(captioner, (load_image(r.read()) for r in refs), cover), 1
-            ):
-                masked += [case] if case is not None else []
+            for number, ref in enumerate(refs, 1):
+                try:
+                    case = control.mask_photo(captioner, load_image(ref.read()), cover)
+                    masked += [case] if case is not None else []
+                except ImageError as error:
+                    print(f"{terminal.printable(ref.id)}: {error}", file=sys.stderr)
                 progress(number, len(refs))
-        found = control.mask_study(captioner, masked, seed)
+        found = control.mask_study(masked, seed)
     else:
         raise ConfigError(unknown("study", study, ["noise", "mask"]))
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    if not found:
+        raise DataError("there is nothing to measure on: no photo, or none whose caption names an object it has.")
     text = json_format.dumps(found, indent=1)
     write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
     write_atomically(folder / f"{study}.png", lambda file: control.draw(file, found))

@@ -74,7 +74,7 @@ def explain(
                 print(page)
             except ImageError as error:
                 failed += 1
-                print(f"{item.name}: {error}", file=sys.stderr)
+                print(f"{terminal.printable(item.name)}: {error}", file=sys.stderr)
             progress(number, len(items))
     return 1 if failed else 0
 

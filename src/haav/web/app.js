@@ -33,11 +33,12 @@ async function answerOf(extra) {
 
 async function ask() {
   if (!photo) return;
+  const mine = ++asked;
   if (!document.querySelector("#views input:checked")) {
+    say("");
     complain("Switch at least one view on: without any there is nothing to see.");
     return;
   }
-  const mine = ++asked;
   complain("");
   const started = performance.now();
   const clock = setInterval(() => mine === asked && say(`Looking at ${photo.name} … ${((performance.now() - started) / 1000).toFixed(0)} s`), 250);

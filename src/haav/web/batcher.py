@@ -55,6 +55,7 @@ class Batcher:
 
     def _run(self) -> None:
         kept: _Job | None = None  # came with other options: first of the next batch
+        last = False
         while True:
             job = kept or self.line.get()
             kept = None
@@ -67,13 +68,15 @@ class Batcher:
                 except queue.Empty:
                     break
                 if following is None:
-                    self.line.put(None)
+                    last = True
                     break
                 if following.options != job.options:
                     kept = following
                     break
                 jobs.append(following)
             self._answer([one for one in jobs if one.answer.set_running_or_notify_cancel()])
+            if last:
+                return
 
     def _answer(self, jobs: list[_Job]) -> None:
         if not jobs:
@@ -81,6 +84,7 @@ class Batcher:
         started = time.monotonic()
         try:
             answers = self.work([job.item for job in jobs], jobs[0].options)
+            assert len(answers) == len(jobs)
         except Exception as error:  # whatever happens, nobody waits for ever
             for job in jobs:
                 job.answer.set_exception(error)

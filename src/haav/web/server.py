@@ -78,6 +78,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         return [caption.to_json() for caption in captions]
 
     batcher = Batcher(work, limits.batch, limits.waiting)
+    decoding = asyncio.Semaphore(2)  # pictures unpacked at once: each may be large before it is made small
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -133,17 +134,20 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         """Caption a photo: multipart with `image`, or JSON with `image` in base64"""
         try:
             fields = await asyncio.wait_for(_fields(request, limits.upload), limits.seconds)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
             raise Refused(408, f"the upload took longer than {limits.seconds:g} s.") from None
         asked = _asked(fields, captioner)
-        image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
+        if batcher.line.full():
+            raise Refused(429, "too many requests are waiting.", {"Retry-After": str(max(1, round(batcher.took)))})
+        async with decoding:
+            image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
         try:
             answer = batcher.submit(image, asked)
         except Busy as error:
             raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
         try:
             found = await asyncio.wait_for(asyncio.wrap_future(answer), limits.seconds)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise Refused(504, f"no caption within {limits.seconds:g} s; the server is busy.") from None
         except HaavError as error:
             raise Refused(422, str(error)) from None
@@ -207,12 +211,12 @@ async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
 def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
     """Settings within their ranges, or Refused"""
     n_best = _whole(fields, "n_best", 1, 1, 10)
-    beam = max(_whole(fields, "beam", captioner.config.decode.beam, 1, 10), n_best)
-    given = fields.get("views")
-    if given is None or given == "":
-        views = captioner.views
-    else:
-        views = tuple(given.split(",") if isinstance(given, str) else map(str, given))
+    own = captioner.config.decode.beam
+    beam = max(_whole(fields, "beam", own, 1, max(10, own)), n_best)
+    given = fields.get("views") or list(captioner.views)
+    views = given.split(",") if isinstance(given, str) else given
+    if not isinstance(views, list) or not all(isinstance(view, str) for view in views):
+        raise Refused(422, "views must be a text with commas, or a list of texts.")
     wrong = [view for view in views if view not in captioner.views]
     if wrong:
         raise Refused(422, f"there is no view '{wrong[0][:50]}'; this model reads {', '.join(captioner.views)}.")
@@ -221,9 +225,10 @@ def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
 
 
 def _whole(fields: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+    given = fields.get(name)
     try:
-        value = int(fields.get(name) or default)
-    except (TypeError, ValueError):
+        value = default if given is None or given == "" else int(given)
+    except (TypeError, ValueError, OverflowError):
         value = low - 1
     if not low <= value <= high:
         raise Refused(422, f"{name} must be a whole number from {low} to {high}.")
@@ -232,9 +237,11 @@ def _whole(fields: dict[str, Any], name: str, default: int, low: int, high: int)
 
 def _picture(data: bytes, pixels: int) -> Image.Image:
     try:
-        return load_image(data, pixels)
+        image = load_image(data, pixels)
     except ImageError as error:
         raise Refused(422, str(error)) from None
+    image.thumbnail((1024, 1024))  # more than any view looks at; the line holds many
+    return image
 
 
 def _samples() -> list[str]:
@@ -267,6 +274,7 @@ def _body_schema() -> dict[str, Any]:
 def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
     import uvicorn
 
+    explain(captioner, captioner.look([Image.new("RGB", (64, 64))]))  # what is missing is said now, not to a client
     if not 0 <= port <= 65535:
         raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
     uvicorn.run(build_app(captioner, limits, name), host=host, port=port, log_level="warning", timeout_keep_alive=15)
