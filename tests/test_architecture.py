@@ -31,6 +31,7 @@ LAYERS = (
     ("retrieval", "look"),
     ("captioner",),
     ("convert", "describe", "predict", "train", "album", "bundle", "explain", "control"),
+    ("ablate", "grids"),
     ("terminal", "web"),
     ("verbs",),
     ("cli",),

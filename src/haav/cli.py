@@ -38,6 +38,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "evaluate": models.evaluate,
     "calibrate": models.calibrate,
     "control": models.control,
+    "ablate": models.ablate,
 }
 
 

@@ -38,6 +38,10 @@ class DataError(HaavError):
     """A data set or a file of features that cannot be read or contradicts itself."""
 
 
+class TrainingError(HaavError):
+    """A run that cannot go on by itself."""
+
+
 class CheckpointError(HaavError):
     """A model directory or weights file that cannot be read or does not fit."""
 

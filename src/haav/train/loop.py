@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from haav.captioner import Captioner
 from haav.config import Config, override
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
-from haav.errors import ConfigError, HaavError
+from haav.errors import ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
 from haav.predict import predict
 from haav.text import PAD
@@ -37,10 +37,6 @@ from haav.train.setup import Setup, prepare
 from haav.types import Batch
 
 LOG_EVERY = 20
-
-
-class TrainingError(HaavError):
-    """A run that cannot go on by itself."""
 
 
 @dataclass(frozen=True)

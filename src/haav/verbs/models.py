@@ -295,3 +295,20 @@ def control(
     write_atomically(folder / f"{study}.png", lambda file: control.draw(file, found))
     terminal.print_control(study, found)
     return 0
+
+
+def ablate(
+    grid: Annotated[str, "a grid by name (encodings, decoders, views, …) or a YAML file"],
+    *,
+    out: Annotated[str, "folder for the runs and the table; what is done in it is not repeated"],
+    workers: Annotated[int, "runs side by side"] = 1,
+    overrides: Overrides | None = None,
+) -> int:
+    """Train a grid of named runs and put their scores and costs into one table."""
+    from haav import ablate
+
+    settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
+    found = ablate.load_grid(grid)
+    ablate.run_grid(found, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    print((Path(out) / "table.md").read_text(encoding="utf-8"))
+    return 0

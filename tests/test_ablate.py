@@ -1,0 +1,108 @@
+"""Grids: what they say is what is trained; what is done is not repeated; the table is right."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from haav.ablate import Grid, Outcome, Row, grid_names, interval, load_grid, run_grid, table
+from haav.cli import main
+from haav.errors import ConfigError, TrainingError
+from haav.presets import flags_from, load_config
+from haav.recipes import find_recipe
+
+pytest.importorskip("lightning_fabric", reason="needs the train extra")
+TINY = """
+title: Two ways
+recipe: toy
+base: {train: {epochs: 1}}
+seeds: [0]
+rows:
+  - {name: "mean of views", model: {aggregator: mean}, paper: {CIDEr: 125.2}}
+  - {name: HAAV}
+"""
+
+
+@pytest.mark.parametrize("name", grid_names())
+def test_every_row_of_every_grid_is_a_valid_config(name: str) -> None:
+    grid = load_grid(name)
+    assert len(grid.rows) >= 2
+    for row in grid.rows:
+        settings = {**grid.settings, **row.settings}
+        flags = flags_from([(f"--{key}", value) for key, value in settings.items()])
+        load_config(file=find_recipe(grid.recipe), flags=flags)
+
+
+def test_the_grids_are_the_papers_rows() -> None:
+    rows = {row.name: row for row in load_grid("encodings").rows}
+    assert [rows[name].paper["CIDEr"] for name in rows] == [121.1, 122.8, 125.4, 125.8, 125.6, 127.6]
+    assert rows["unshared"].settings == {"model.encoding": "unshared", "contrast.enabled": "false"}
+    assert [row.paper["CIDEr"] for row in load_grid("decoders").rows] == [125.1, 125.2, 122.9, 125.5, 124.8, 127.6]
+
+
+def test_intervals_by_hand() -> None:
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2
+    assert half == pytest.approx(4.303 * 1 / math.sqrt(3))
+    assert math.isnan(interval([5.0])[1])
+
+
+def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "grid.yaml").write_text(TINY)
+    words = ["ablate", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--model.d_model", "16"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "| mean of views |" in shown.out
+    assert "125.2" in shown.out
+    place = tmp_path / "out" / "mean-of-views" / "seed-0"
+    assert "aggregator: mean" in (place / "config.yaml").read_text()
+    result = json.loads((place / "result.json").read_text())
+    assert result["gigabytes"] > 0.1
+    assert result["parameters"] > 1000
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("checkpoint.safetensors")}
+    (place / "result.json").unlink()  # cut off between training and scoring: resumed, nothing left to train
+    assert main(words) == 0
+    assert json.loads((place / "result.json").read_text())["scores"] == result["scores"]
+    other = tmp_path / "out" / "haav" / "seed-0" / "checkpoint.safetensors"
+    assert other.stat().st_mtime_ns == before[other], "what was done is not touched"
+    (place / "result.json").write_text("{")
+    assert main(words) == 1
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {"train.epochs": "1"}, (0,), (Row("broken", {"model.heads": "7"}, {}),))
+    with pytest.raises(TrainingError, match="broken, seed 0 ended with an error"):
+        run_grid(grid, tmp_path, {})
+
+
+def test_a_table_has_means_over_seeds_and_the_papers_figure() -> None:
+    grid = Grid("t", "toy", {}, (0, 1), (Row("a", {}, {"CIDEr": 120.5}), Row("b", {}, {})))
+    scores = [{"CIDEr": 0.5, "BLEU-4": 0.2, "ROUGE-L": 0.4}, {"CIDEr": 0.7, "BLEU-4": 0.2, "ROUGE-L": 0.4}]
+    outcomes = [Outcome("a", seed, scores[seed], "val", 2_000_000, 1.5, 10.0, 2.0, 3.0, []) for seed in (0, 1)]
+    heads, line = table(grid, outcomes)
+    cells = dict(zip(heads, line, strict=True))
+    assert cells["CIDEr"] == f"60.0 ± {12.706 * math.sqrt(0.02) * 100 / math.sqrt(2):.1f}"
+    assert (cells["BLEU-4"], cells["paper CIDEr"], cells["seeds"]) == ("20.0 ± 0.0", "120.5", "0 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rows: [{name: a}]", "is not a grid"),
+        ("recipe: toy\nrows: []", "rows need names that differ"),
+        ("recipe: toy\nrows: [{name: a b}, {name: a-b}]", "rows need names that differ"),
+        ("recipe: [", "is not a grid"),
+        ("recipe: toyy\nrows: [{name: a}]", "unknown recipe"),
+    ],
+)
+def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        load_grid(str(tmp_path / "grid.yaml"))
+    with pytest.raises(ConfigError, match="unknown grid 'encoding'. Did you mean 'encodings'"):
+        load_grid("encoding")
