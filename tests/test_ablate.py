@@ -69,6 +69,11 @@ def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytes
     assert json.loads((place / "result.json").read_text())["scores"] == result["scores"]
     other = tmp_path / "out" / "haav" / "seed-0" / "checkpoint.safetensors"
     assert other.stat().st_mtime_ns == before[other], "what was done is not touched"
+    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("mean of views") >= 4, "bar, point, table, captions"
+    assert "https://" not in page
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 1
     (place / "result.json").write_text("{")
     assert main(words) == 1
     assert "is damaged" in capsys.readouterr().err

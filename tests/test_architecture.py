@@ -31,7 +31,7 @@ LAYERS = (
     ("retrieval", "look"),
     ("captioner",),
     ("convert", "describe", "predict", "train", "album", "bundle", "explain", "control"),
-    ("ablate", "grids"),
+    ("ablate", "grids", "report"),
     ("terminal", "web"),
     ("verbs",),
     ("cli",),

@@ -36,7 +36,7 @@ from haav.recipes import find_recipe
 from haav.shards import open_store
 from haav.train.run import RunFiles
 
-RESULT = "result.json"
+RESULT, CAPTIONS, GRID = "result.json", "captions.json", "grid.yaml"
 METRICS = ("CIDEr", "BLEU-4", "ROUGE-L")
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom"""
@@ -120,11 +120,13 @@ def run_grid(
 ) -> list[Outcome]:
     """Train what is not done yet; `overrides`: settings of all rows, stronger than the grid's, weaker than a row's"""
     folder = make_folder(out)
+    text = yaml.safe_dump(_tree(grid), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
     jobs = [(row, seed) for seed in grid.seeds for row in grid.rows]
 
     def work(job: tuple[Row, int]) -> Outcome:
         row, seed = job
-        place = folder / _slug(row.name) / f"seed-{seed}"
+        place = run_folder(folder, row.name, seed)
         done = read_outcome(place)
         if done is None:
             report(f"{row.name}, seed {seed}: begins")
@@ -136,6 +138,10 @@ def run_grid(
         outcomes = list(pool.map(work, jobs))
     write_tables(grid, outcomes, folder)
     return outcomes
+
+
+def run_folder(folder: Path, row: str, seed: int) -> Path:
+    return folder / _slug(row) / f"seed-{seed}"
 
 
 def read_outcome(place: Path) -> Outcome | None:
@@ -181,6 +187,8 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
     split = "test" if dataset.split("test") else "val"
     photos = [photo for photo in dataset.split(split) if photo.captions]
     captions = {photo: caption.text for photo, caption in predict(captioner, store, photos)}
+    text = json.dumps(captions)
+    write_atomically(place / CAPTIONS, lambda file: file.write_text(text, encoding="utf-8"))
     scores = evaluate(captions, {photo.id: photo.captions for photo in photos}, skip=SLOW, resamples=1).scores
     described = describe(captioner.config)
     log = files.metrics()
@@ -267,6 +275,18 @@ def _printed(grid: Grid) -> list[str]:
 def _row(tree: dict[str, Any]) -> Row:
     name, paper = str(tree.pop("name")), tree.pop("paper", None) or {}
     return Row(name, _dotted(tree), {str(key): float(value) for key, value in paper.items()})
+
+
+def _tree(grid: Grid) -> dict[str, Any]:
+    """As a file; `load_grid` reads it back"""
+    rows = [{"name": row.name, "paper": dict(row.paper), **row.settings} for row in grid.rows]
+    return {
+        "title": grid.title,
+        "recipe": grid.recipe,
+        "base": dict(grid.settings),
+        "seeds": list(grid.seeds),
+        "rows": rows,
+    }
 
 
 def _dotted(tree: Mapping[str, Any], before: str = "") -> dict[str, str]:

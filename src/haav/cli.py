@@ -39,6 +39,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "calibrate": models.calibrate,
     "control": models.control,
     "ablate": models.ablate,
+    "report": models.report,
 }
 
 

@@ -312,3 +312,22 @@ def ablate(
     ablate.run_grid(found, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
     print((Path(out) / "table.md").read_text(encoding="utf-8"))
     return 0
+
+
+def report(
+    folders: Annotated[list[str], "folders that haav ablate wrote"],
+    *,
+    out: Annotated[str, "HTML file to write"],
+    images: Annotated[str | None, "folder, tar or list of the photos, to show ten of them"] = None,
+) -> int:
+    """One page of one or more grids: bars with intervals, cost against quality, curves, captions side by side."""
+    from haav import sources
+    from haav.files import check_writable, write_atomically
+    from haav.report import render_report
+
+    check_writable(Path(out))
+    photos = {ref.id: ref for ref in sources.find_photos(listed(images))} if images else None
+    text = render_report(folders, photos)
+    write_atomically(Path(out), lambda file: file.write_text(text, encoding="utf-8"))
+    print(out)
+    return 0
