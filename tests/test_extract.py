@@ -170,7 +170,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     info = json.loads(capsys.readouterr().out)
     assert info["views"]["grid"]["photos"] == 2
     assert main(["store", "verify", store]) == 0
-    assert "6 records, 0 damaged" in capsys.readouterr().out
+    assert "8 records, 0 damaged" in capsys.readouterr().out
     assert main(["store", "export-webdataset", store, "--out", str(tmp_path / "w")]) == 0
     assert main(["store", "drop", store, "--view", "regions"]) == 0
     assert main(["store", "info", store]) == 0

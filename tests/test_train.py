@@ -522,7 +522,7 @@ def test_a_run_streams_from_shards_and_reads_each_once_an_epoch(
 ) -> None:
     dataset, store = make_toy(tmp_path / "toy")
     with Store(store) as opened:
-        export(opened, sorted(opened.views), tmp_path / "shards", shard_size=16)
+        export(opened, sorted(opened.views), tmp_path / "shards", shard_size=40)
     read: list[str] = []
     plain = shards.read_shard
     monkeypatch.setattr(shards, "read_shard", lambda path: (read.append(path.name), plain(path))[1])
