@@ -31,8 +31,8 @@ def predict(
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     if isinstance(store, ShardStore):
-        place = {photo: number for number, photo in enumerate(store.in_order(photo.id for photo in photos))}
-        photos = sorted(photos, key=lambda photo: place[photo.id])
+        by_id = {photo.id: photo for photo in photos}
+        photos = [by_id[photo] for photo in store.in_order(by_id)]
     stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
     done = 0
     for part in build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0):

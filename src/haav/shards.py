@@ -60,7 +60,7 @@ def export(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000
 
 class ShardStore:
     """Shards as a store that is read only. Whole shards are read, one after the other, and the last few are kept:
-    who asks for photos in the order of `ShuffledBatches` with `groups` reads each shard once an epoch."""
+    who asks for photos in the order of `ShardedBatches`, in batches smaller than a shard, reads each once an epoch."""
 
     def __init__(self, folder: str | Path, kept: int = 2 * WINDOW) -> None:
         self.path = Path(folder)

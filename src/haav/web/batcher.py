@@ -44,9 +44,17 @@ class Batcher:
         try:
             self.line.put_nowait(job)
         except queue.Full:
-            batches = -(-self.line.maxsize // self.batch)
-            raise Busy(max(1, round(batches * self.took))) from None
+            raise self._busy() from None
         return job.answer
+
+    def check(self) -> None:
+        """Raises Busy when there would be no place: for who has costly work to do before it submits"""
+        if self.line.full():
+            raise self._busy()
+
+    def _busy(self) -> Busy:
+        batches = -(-self.line.maxsize // self.batch)
+        return Busy(max(1, round(batches * self.took)))
 
     def close(self) -> None:
         """Finish what waits, then end."""

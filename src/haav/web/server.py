@@ -137,11 +137,10 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
             raise Refused(408, f"the upload took longer than {limits.seconds:g} s.") from None
         asked = _asked(fields, captioner)
-        if batcher.line.full():
-            raise Refused(429, "too many requests are waiting.", {"Retry-After": str(max(1, round(batcher.took)))})
-        async with decoding:
-            image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
         try:
+            batcher.check()
+            async with decoding:
+                image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
             answer = batcher.submit(image, asked)
         except Busy as error:
             raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
