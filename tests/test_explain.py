@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,25 @@ def test_pages_figures_and_data_are_written_for_each_photo(
     page = (tmp_path / "why" / "cat.html").read_text()
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
+
+
+def test_caption_explains_what_it_captions_also_from_standard_input(
+    tmp_path: Path, captioner: Captioner, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captioner.save_pretrained(tmp_path / "model")
+    (tmp_path / "broken.jpg").write_bytes(b"no")
+    picture = (SAMPLES / "cat.jpg").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(picture)))
+    words = ["-", str(SAMPLES / "coffee.jpg"), str(tmp_path / "broken.jpg"), "--beam", "2", "--views", "cells"]
+    model = ["--model", str(tmp_path / "model"), "--json"]
+    assert main(["caption", *words, *model, "--explain", str(tmp_path / "why")]) == 1
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["caption" in row for row in said] == [True, True, False]
+    for name, row in zip(("photo", "coffee"), said[:2], strict=True):
+        page = json.loads((tmp_path / "why" / f"{name}.json").read_text())
+        assert (page["image"], page["caption"]) == (row["image"], row["caption"])
+        assert set(page["views"]) == {"cells"}
+    assert not (tmp_path / "why" / "broken.json").exists()
 
 
 def test_no_caption_can_end_the_script_of_a_page() -> None:

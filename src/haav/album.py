@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list
     items: dict[str, Item] = {}
     for path in paths:
         if path == STANDARD_INPUT:
-            items[path] = Item(path, lambda: read_stdin(MAX_BYTES + 1))
+            items[path] = Item(path, cache(lambda: read_stdin(MAX_BYTES + 1)))  # it comes once
             continue
         found, fault = photos_of(path)
         items |= {ref.place: Item(ref.place, ref.read) for ref in found}
@@ -57,10 +58,11 @@ def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list
     return list(items.values())
 
 
-def caption_all(captioner: Captioner, items: Iterable[Item], batch: int, **options: Any) -> Iterator[Captioned]:
-    """In order. `options`: as `Captioner.caption` takes them"""
+def caption_all(
+    captioner: Captioner, items: Iterable[Item], batch: int, views: Sequence[str] | None = None, **options: Any
+) -> Iterator[Captioned]:
+    """In order. `options`: as `Captioner.caption_seen` takes them"""
     waiting = iter(items)
-    views = options.pop("views", None)
     while part := list(islice(waiting, batch)):
         images: dict[str, Image.Image] = {}
         errors: dict[str, str] = {}

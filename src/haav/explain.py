@@ -202,10 +202,12 @@ class Pages:
         self.folder = make_folder(folder)
         self.taken: set[str] = set()
 
-    def add(self, captioner: Captioner, name: str, picture: bytes, views: Sequence[str] | None = None) -> Path:
-        """Explain a photo → its page"""
+    def add(
+        self, captioner: Captioner, name: str, picture: bytes, views: Sequence[str] | None = None, **options: Any
+    ) -> Path:
+        """Explain a photo → its page. `options`: as `Captioner.caption` takes them"""
         image = load_image(picture)
-        (found,) = explain(captioner, captioner.look([image], views))
+        (found,) = explain(captioner, captioner.look([image], views), **options)
         data = found.to_json()
         base = self._free("photo" if name == "-" else Path(name).stem[:100])
         page = self.folder / f"{base}.html"
@@ -237,7 +239,8 @@ def draw(file: Path, image: Image.Image, found: Explanation) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, max(1, 0.55 * len(found.words))))
     left.imshow(image)
     left.axis("off")
-    right.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    if found.words:
+        right.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     right.set_xticks(range(len(found.words)), [word.word for word in found.words], rotation=45, ha="right")
     right.set_yticks(range(len(names)), names)
     for row, values in enumerate(weights):

@@ -22,26 +22,35 @@ def caption(
     never: Annotated[str, "words that captions do not say, with commas"] = "",
     out: Annotated[str | None, "file for the lines of JSON; run again, it goes on where it stopped"] = None,
     batch: Annotated[int, "photos captioned together"] = 8,
+    explain: Annotated[str | None, "folder for a page about each caption, as `haav explain` makes them"] = None,
     overrides: Overrides | None = None,
 ) -> int:
     """Caption photos; the words of a caption are coloured by the view that each trusts most."""
     from haav import album, terminal
+    from haav.explain import Pages, weighing
 
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     captioner = load_captioner(model, overrides)
     options: dict[str, Any] = {"n_best": n_best, "must": listed(must), "never": listed(never)}
-    if views:
-        options["views"] = listed(views)
     if captioner.config.decode.method == "beam":
         options["beam"] = max(n_best, captioner.config.decode.beam) if beam is None else beam
+    only = listed(views) or None
+    if explain:
+        weighing(captioner)
     items = album.find_items(paths, sys.stdin.buffer.read)
     file = album.CaptionFile(out) if out else None
+    pages = Pages(Path(explain)) if explain else None
     todo = [item for item in items if file is None or item.name not in file.done]
     mode = "file" if file is not None else "json" if json else "text"
     there, failed, waiting = len(items) - len(todo), 0, []
     with terminal.captions(len(items), captioner.views, mode) as show:
-        for number, found in enumerate(album.caption_all(captioner, todo, batch, **options), 1):
+        for number, found in enumerate(album.caption_all(captioner, todo, batch, only, **options), 1):
+            if pages is not None and found.caption is not None:
+                try:
+                    pages.add(captioner, found.name, todo[number - 1].read(), only, **options)
+                except ImageError as error:  # it was there a moment ago
+                    found = album.Captioned(found.name, None, str(error))
             failed += found.caption is None
             waiting.append(found)
             if file is not None and (number % batch == 0 or number == len(todo)):
