@@ -154,6 +154,21 @@ def test_health_models_schema_and_headers(client: TestClient, captioner: Caption
     assert client.get("/samples/cat.jpg").content == CAT
 
 
+def test_the_api_page_tells_every_call_field_and_answer_of_the_schema(client: TestClient) -> None:
+    shown = client.get("/docs").text
+    schema = client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        assert f"<code>{next(iter(methods)).upper()} {path}</code>" in shown
+    caption = schema["paths"]["/v1/caption"]["post"]
+    fields = caption["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    for name in (*fields, *caption["responses"]):
+        assert f"<td><code>{name}</code></td>" in shown
+    assert "integer from 1 to 10" in shown
+    assert "a file; base64" in shown
+    assert "script" not in shown
+    assert "//" not in shown.replace("http://testserver/", "")
+
+
 def test_equal_requests_are_answered_together_and_others_apart() -> None:
     calls: list[tuple[list[int], str]] = []
     gate = threading.Event()
@@ -327,8 +342,12 @@ def test_axe_finds_no_serious_fault(page: Any, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page.get_by_role("button", name="Sample photo: cat").click()
     page.wait_for_selector(".word")
+    assert serious_faults(page) == []
+    page.get_by_role("link", name="the API").click()
+    page.wait_for_selector("table")
+    assert serious_faults(page) == []
+
+
+def serious_faults(page: Any) -> list[tuple[str, str]]:
     found = Axe().run(page).response["violations"]
-    serious = [
-        (fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")]

@@ -26,6 +26,7 @@ from haav.explain import explain
 from haav.images import load_image
 from haav.types import Caption
 from haav.web.batcher import Batcher, Busy
+from haav.web.reference import api_page
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
@@ -102,6 +103,10 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
     def index() -> str:
         return _file("index.html")
 
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    def docs(request: Request) -> str:
+        return api_page(app.openapi(), str(request.base_url))
+
     @app.get("/static/{file}", include_in_schema=False)
     def static(file: str) -> Response:
         kinds = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
@@ -129,7 +134,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             "limits": {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds},
         }
 
-    @app.post("/v1/caption", openapi_extra=_body_schema())
+    @app.post("/v1/caption", openapi_extra=_body_schema(), responses=_answers(limits))
     async def caption(request: Request) -> Response:
         """Caption a photo: multipart with `image`, or JSON with `image` in base64"""
         try:
@@ -268,6 +273,19 @@ def _body_schema() -> dict[str, Any]:
         "application/json": schema({"type": "string", "format": "byte"}),
     }
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
+    texts = {
+        200: "image, caption, confidence, words with their probability and the weight of each view; n_best if asked",
+        408: f"the upload took longer than {limits.seconds:g} s",
+        413: f"more than {limits.upload:,} bytes",
+        415: "neither a form nor JSON",
+        422: "not a picture, too large a picture, or a field that cannot be used; error says what",
+        429: f"{limits.waiting} requests wait already; come back after Retry-After seconds",
+        504: f"no caption within {limits.seconds:g} s",
+    }
+    return {status: {"description": text} for status, text in texts.items()}
 
 
 def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
