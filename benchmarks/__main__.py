@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import end_after, random_captions, release_views, seconds
+from benchmarks.growth import growth
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.training import self_critical, training
@@ -100,6 +101,7 @@ BENCHMARKS = {
     "reward": reward,
     "scoring": scoring,
     "scale": scale,
+    "growth": growth,
 }
 
 

@@ -233,14 +233,19 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) 
     assert "no model directory bset" in capsys.readouterr().err
 
 
-def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> None:
+def save_text_model(folder: Path) -> Path:
+    """A model that reads sentences too; the bridge and the text database lie beside it"""
     torch.manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=1)
     text = TextDatabase([Entry(f"sentence {n}", (f"p{n}",)) for n in range(50)], vectors, Manifest("toy"))
-    text.save(tmp_path / "textdb")
+    text.save(folder / "textdb")
     config = BridgeConfig(features=WIDTH, vectors=384, folds=2)
-    CrossFitted(config, [Bridge(config) for _ in range(3)], {"p1": 0, "p2": 1}, "toy").save(tmp_path / "bridge")
-    model = save_model(tmp_path / "model", text)
+    CrossFitted(config, [Bridge(config) for _ in range(3)], {"p1": 0, "p2": 1}, "toy").save(folder / "bridge")
+    return save_model(folder / "model", text)
+
+
+def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> None:
+    model = save_text_model(tmp_path)
     with pytest.raises(ConfigError, match="this model reads text_whole"):
         pack(model, tmp_path / "out", None, None)
     sizes = pack(model, tmp_path / "out", tmp_path / "bridge", tmp_path / "textdb")

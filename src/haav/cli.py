@@ -34,6 +34,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "bridge": data.bridge,
     "train": models.train,
     "pack": models.pack,
+    "export": models.export,
     "predict": models.predict,
     "evaluate": models.evaluate,
     "calibrate": models.calibrate,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # captions and settings are of use where there is no torch: haav.portable
+    from torch import Tensor
 
 Progress = Callable[[int, int], None]
 """long work tells it (done, to do)"""
@@ -50,7 +50,7 @@ class View:
     boxes: Tensor | None = None
     """(B, S, 4): x1, y1, x2, y2 as fractions of the photo"""
 
-    def to(self, device: torch.device | str) -> View:
+    def to(self, device: Any) -> View:
         return View(
             self.tokens.to(device),
             self.mask.to(device),
@@ -112,11 +112,15 @@ class EncodedViews:
     @property
     def cls(self) -> Tensor:
         """(B, V, L, D): the view-level representation that the contrastive loss compares"""
+        import torch
+
         return torch.stack([tokens[:, :, 0] for tokens in self.tokens], dim=1)
 
     @property
     def cls_mask(self) -> Tensor:
         """(B, V) bool: whether the photo has the view at all"""
+        import torch
+
         return torch.stack([mask[:, 0] for mask in self.masks], dim=1)
 
 

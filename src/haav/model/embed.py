@@ -61,7 +61,7 @@ class ViewEmbedding(nn.Module):
     def _cls(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """(B, 1, D)"""
         if self.cls is not None:
-            return self.cls.to(tokens.dtype).expand(len(tokens), 1, -1)
+            return self.cls.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
         real = mask.sum(dim=1, keepdim=True).clamp(min=1)[..., None]
         return tokens.sum(dim=1, keepdim=True) / real
 

@@ -80,9 +80,10 @@ class Attention(_Projections):
             # The scales are M²'s: slots start as strong as projected tokens.
             slot_keys = split_heads(self.slot_keys / self.scale, self.heads).to(keys.dtype)
             slot_values = split_heads(self.slot_values * math.sqrt(self.slots), self.heads).to(values.dtype)
-            keys = torch.cat([keys.mT, slot_keys.mT.expand(*keys.shape[:-3], -1, -1, -1)], dim=-1).mT
+            sideways = slot_keys.transpose(-1, -2).expand(*keys.shape[:-3], -1, -1, -1)
+            keys = torch.cat([keys.transpose(-1, -2), sideways], dim=-1).transpose(-1, -2)
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
-        return KeyValues(keys.mT.contiguous().mT, values.contiguous())
+        return KeyValues(keys.transpose(-1, -2).contiguous().transpose(-1, -2), values.contiguous())
 
     def ask(self, query: Tensor) -> Tensor:
         """query (..., N, D) → (..., H, N, D/H): made once when the same query looks at several sequences"""

@@ -124,6 +124,20 @@ def pack(
     return 0
 
 
+def export(
+    model: Annotated[str, "a model that is shipped, or a model directory"],
+    *,
+    out: Annotated[str, "folder to write"],
+) -> int:
+    """Write a model as ONNX graphs; `python -m haav.portable` captions with them where there is no torch."""
+    from haav.export import export
+
+    parts = export(model, out)
+    print(f"{out}: {len(parts)} files, {sum(parts.values()) / 1e6:.1f} MB.")
+    print(f"  Try it: python -m haav.portable {out} photo.jpg")
+    return 0
+
+
 def predict(
     *,
     store: Annotated[str, "view store with the photos' views"],

@@ -39,7 +39,7 @@ class FoldedConv(nn.Module):
                 padding = (sides[0][0], sides[1][0])
             else:
                 x, padding = F.pad(x, (*sides[1], *sides[0])), 0
-        if _FUSED is not None and x.device.type == "cpu":
+        if _FUSED is not None and x.device.type == "cpu" and not torch.onnx.is_in_onnx_export():
             # oneDNN applies the activation while the result is still in the cache: 15 % of the whole time.
             pads = (padding, padding) if isinstance(padding, int) else padding
             name, scalars = ACTIVATIONS[self.activation]

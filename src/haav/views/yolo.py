@@ -73,7 +73,7 @@ class YoloTiny(nn.Module):
             kind = section["type"]
             if kind == "convolutional":
                 if section["activation"] == "linear":
-                    maps[x.shape[-1]] = x  # what a head reads: the richest description at its resolution
+                    maps[int(x.shape[-1])] = x  # what a head reads: the richest description at its resolution
                 x = self.convs[str(number)](x)
             elif kind == "maxpool":
                 x = F.max_pool2d(x, int(section["size"]), int(section["stride"]))

@@ -1,0 +1,307 @@
+"""A model as ONNX graphs that run without torch: `haav.portable` reads them.
+
+`reader.onnx`: views → cross-attention memory, once a photo.
+`step.onnx`: a word of each caption and the past → scores of the next word, trust in each view, the past with that word.
+`eyes.onnx`: pixels → what the views are made of, for models that read embedded views only.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from haav.bridge import CrossFitted
+from haav.captioner import Captioner
+from haav.describe import blank_view
+from haav.errors import ConfigError
+from haav.files import make_folder, write_atomically
+from haav.generate import BeamSearch, build_strategy
+from haav.look import BRIDGE, TEXTDB, own_texts
+from haav.model.haav import Haav
+from haav.portable import ABOUT, EYES, FORMAT, READER, STEP, TEXTS, WORDS
+from haav.portable.eyes import BOXES, DEEP, FINE, LARGE, QUERY, SCORES, SMALL
+from haav.pretrained import find_model
+from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
+from haav.views import cells, efficientnet, extractors, objects, yolo
+from haav.views.pooling import RegionPool
+from haav.views.regions import CROPS, crops
+from haav.views.text import TextExtractor
+
+OPSET = 17
+PHOTOS, CAPTIONS, PAST = 2, 3, 4
+"""sizes that graphs are traced with; none of them is kept"""
+
+
+def export(model: str | Path, out: str | Path) -> dict[str, int]:
+    """Write it → bytes by file"""
+    home = find_model(model)
+    captioner = Captioner.from_pretrained(home)
+    _check(captioner)
+    network = captioner.model
+    assert isinstance(network, Haav)
+    folder = make_folder(out)
+    memory = _export_reader(network, captioner.config.model.views, folder / READER)
+    _export_step(network, memory, folder / STEP)
+    eyes = all(_embedded(name) for name in captioner.views)
+    texts = own_texts(home)
+    if eyes:
+        _export_eyes(captioner.views, texts, folder / EYES)
+        if TEXTDB in texts:
+            make_folder(folder / TEXTS)
+            for file in sorted(Path(texts[TEXTDB]).iterdir()):
+                write_atomically(folder / TEXTS / file.name, lambda path, file=file: shutil.copyfile(file, path))
+    heads, width = captioner.config.model.heads, captioner.config.model.d_model // captioner.config.model.heads
+    about = {
+        "format": FORMAT,
+        "views": {name: _about(name, spec) for name, spec in captioner.config.model.views.items()},
+        "layers": len(network.decoder.layers),
+        "past": [heads, width],
+        "decode": asdict(captioner.config.decode),
+        "confidence": asdict(captioner.config.confidence),
+        "eyes": eyes,
+    }
+    for name, data in ((WORDS, captioner.vocabulary.to_json()), (ABOUT, about)):
+        text = json.dumps(data, ensure_ascii=False, indent=1)
+        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.stat().st_size for file in files}
+
+
+def _check(captioner: Captioner) -> None:
+    strategy = build_strategy(captioner.config.decode, captioner.vocabulary)
+    if not isinstance(strategy, BeamSearch) or strategy.groups > 1 or captioner.config.decode.collapse_repeats:
+        raise ConfigError(
+            "an exported model decodes by plain beam search; set decode.method beam, decode.groups 1 and "
+            "decode.collapse_repeats false."
+        )
+    if not isinstance(captioner.model, Haav):
+        raise ConfigError("an ensemble cannot be exported as one; export a single model.")
+
+
+def _embedded(name: str) -> bool:
+    kind = extractors.get(name) if name in extractors else None
+    return name in ("cells", "grid", "objects") or (kind is not None and issubclass(kind, TextExtractor))
+
+
+def _about(name: str, spec: ViewSpec) -> dict[str, object]:
+    about: dict[str, object] = asdict(spec)
+    if name == "objects":
+        limits = (objects.MIN_SCORE, objects.MAX_OVERLAP, objects.MAX_BOXES)
+        about["suppress"] = dict(zip(("min_score", "max_overlap", "max_boxes"), limits, strict=True))
+    return about
+
+
+class Reader(nn.Module):
+    """Flat tensors in, flat tensors out: for each decoder layer and view keys and values, then masks, then `present`"""
+
+    def __init__(self, model: Haav, specs: dict[str, ViewSpec]) -> None:
+        super().__init__()
+        self.model, self.specs = model, specs
+
+    def inputs(self) -> list[str]:
+        return [f"{name}.{part}" for name, spec in self.specs.items() for part in _parts(spec)]
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.inputs(), flat, strict=True))
+        views = {
+            name: View(
+                given[f"{name}.tokens"],
+                given[f"{name}.mask"],
+                {index: given[f"{name}.{index}"] for index in spec.indices},
+                given.get(f"{name}.boxes"),
+            )
+            for name, spec in self.specs.items()
+        }
+        memory = self.model.start(self.model.encode(views)).memory
+        pairs = [part.memory for layer in memory for part in layer.sources]
+        kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
+        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present)
+
+
+def _parts(spec: ViewSpec) -> list[str]:
+    return ["tokens", "mask", *spec.indices, *(["boxes"] if spec.boxes else [])]
+
+
+class Step(nn.Module):
+    """`Decoder.read` for one word, its place given as a tensor so that the graph serves every place"""
+
+    def __init__(self, model: Haav, sources: int) -> None:
+        super().__init__()
+        self.decoder, self.sources = model.decoder, sources
+
+    def forward(self, words: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        layers = len(self.decoder.layers)
+        rest = iter(flat)
+        pairs = [[KeyValues(next(rest), next(rest)) for _ in range(self.sources)] for _ in range(layers)]
+        masks = [next(rest) for _ in range(self.sources)]
+        present = next(rest)
+        past = [KeyValues(next(rest), next(rest)) for _ in range(layers)]
+        x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[at + 1])[:, :, None]
+        known: list[Tensor] = []
+        gathered: Aggregated | None = None
+        for layer, own, before in zip(self.decoder.layers, pairs, past, strict=True):
+            memory = Memory(tuple(Source(*part) for part in zip(own, masks, strict=True)), present)
+            x, gathered, after = layer(x, before, None, memory)
+            known += [after.keys, after.values]
+        assert gathered is not None
+        trust = gathered.weights.mean(dim=2) if gathered.weights is not None else x.new_zeros(*words.shape, 0)
+        return (self.decoder.output(x[:, :, 0]), trust, *known)
+
+
+def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[str, Tensor]:
+    """→ an example of its output, by name"""
+    reader = Reader(model, specs).eval()
+    example: list[Tensor] = []
+    for spec in specs.values():
+        blank = blank_view(spec)
+        # One photo lacks its last token, so that what is traced is the way that minds masks.
+        mask = torch.ones(PHOTOS, spec.max_tokens, dtype=torch.bool)
+        mask[0, -1] = False
+        parts = {"tokens": blank.tokens, "mask": mask, **blank.indices}
+        if blank.boxes is not None:
+            parts["boxes"] = blank.boxes
+        example += [part.expand(PHOTOS, *part.shape[1:]).contiguous() for part in parts.values()]
+    with torch.no_grad():
+        outputs = reader(*example)
+        sources = model.encode(_example_views(specs, example)).names
+    layers = range(len(model.decoder.layers))
+    kinds = ("keys", "values")
+    names = [f"memory.{layer}.{name}.{kind}" for layer in layers for name in sources for kind in kinds]
+    names += [f"memory.{name}.mask" for name in sources] + ["memory.present"]
+    axes = {name: {0: "photos", 1: f"{name.rsplit('.', 1)[0]}.tokens"} for name in reader.inputs()}
+    axes |= {name: {0: "photos", 3: f"{name.rsplit('.', 1)[0]}.tokens"} for name in names if name[-4:] != "mask"}
+    axes |= {name: {0: "photos", 1: f"{name}.tokens"} for name in names if name.endswith(".mask")}
+    axes["memory.present"] = {0: "photos"}
+    _write(reader, tuple(example), reader.inputs(), names, axes, path)
+    return dict(zip(names, outputs, strict=True))
+
+
+def _example_views(specs: dict[str, ViewSpec], flat: Sequence[Tensor]) -> dict[str, View]:
+    rest = iter(flat)
+    views = {}
+    for name, spec in specs.items():
+        parts = {part: next(rest) for part in _parts(spec)}
+        indices = {index: parts[index] for index in spec.indices}
+        views[name] = View(parts["tokens"], parts["mask"], indices, parts.get("boxes"))
+    return views
+
+
+def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
+    sources = sum(name.endswith(".mask") for name in memory)
+    layers = len(model.decoder.layers)
+    first = next(iter(memory.values()))
+    past = {
+        f"past.{number}": torch.zeros(PHOTOS, CAPTIONS, first.shape[2], PAST, first.shape[4])
+        for number in range(2 * layers)
+    }
+    words = torch.zeros(PHOTOS, CAPTIONS, dtype=torch.int64)
+    example = (words, torch.tensor(PAST), *memory.values(), *past.values())
+    inputs = ["words", "at", *memory, *past]
+    outputs = ["scores", "trust", *(f"known.{number}" for number in range(2 * layers))]
+    axes: dict[str, dict[int, str]] = {name: {0: "photos", 1: "captions"} for name in ("words", "scores", "trust")}
+    axes |= {name: {0: "photos", 1: "captions", 3: "past"} for name in past}
+    axes |= {name: {0: "photos", 1: "captions", 3: "known"} for name in outputs[2:]}
+    for name in memory:
+        axes[name] = {0: "photos", 3: f"{name}.tokens"}
+        if name.endswith(".mask"):
+            axes[name] = {0: "photos", 1: f"{name}.tokens"}
+    axes["memory.present"] = {0: "photos"}
+    _write(Step(model, sources).eval(), example, inputs, outputs, axes, path)
+
+
+class EmbeddedEyes(nn.Module):
+    """Both networks, pooling under boxes that are the same for every photo, and the bridge"""
+
+    def __init__(self, views: Sequence[str], bridge: CrossFitted | None) -> None:
+        super().__init__()
+        self.views = tuple(views)
+        self.grid, self.detector = efficientnet.load_efficientnet(), yolo.load_yolo()
+        self.bridge = bridge.bridges[0] if bridge is not None else None
+        sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
+        for name, boxes in (("cells", cells.squares()), ("crops", crops())):
+            for number, side in enumerate(sides):
+                self.register_buffer(f"{name}_{number}", _pooling(side, boxes))
+
+    def outputs(self) -> list[str]:
+        names = [BOXES, SCORES, DEEP, FINE] if "objects" in self.views else []
+        names += [name for name in ("cells", "grid") if name in self.views]
+        return names + [name + QUERY for name in self._texts()]
+
+    def _texts(self) -> list[str]:
+        return [name for name in self.views if name.startswith("text")]
+
+    def forward(self, small: Tensor, large: Tensor) -> tuple[Tensor, ...]:
+        grid, found = self.grid(small), self.detector(large)
+        maps = (grid, found.deep, found.fine)
+        answers = [found.boxes, found.scores, found.deep, found.fine] if "objects" in self.views else []
+        if "cells" in self.views:
+            answers.append(self._pool("cells", maps))
+        if "grid" in self.views:
+            answers.append(grid.flatten(2).transpose(1, 2))
+        if self._texts():
+            assert self.bridge is not None
+            queries = self.bridge(self._pool("crops", maps))
+            for name in self._texts():
+                kind = extractors.get(name)
+                assert issubclass(kind, TextExtractor)
+                answers.append(queries[:, CROPS[kind.crops]])
+        return tuple(answers)
+
+    def _pool(self, name: str, maps: Sequence[Tensor]) -> Tensor:
+        """(B, boxes, 2048)"""
+        parts = [
+            self.get_buffer(f"{name}_{number}") @ part.flatten(2).transpose(1, 2) for number, part in enumerate(maps)
+        ]
+        return torch.cat(parts, dim=2)
+
+
+def _pooling(side: int, boxes: Tensor) -> Tensor:
+    """(boxes, cells): the mean under a box as a product with the map, found by pooling one cell at a time"""
+    one_cell_each = torch.eye(side * side).view(1, side * side, side, side)
+    return RegionPool(one_cell_each)(0, boxes)
+
+
+def _export_eyes(views: Sequence[str], texts: dict[str, str], path: Path) -> None:
+    bridge = CrossFitted.load(texts[BRIDGE]) if BRIDGE in texts else None
+    if any(name.startswith("text") for name in views) and bridge is None:
+        raise ConfigError("this model reads retrieved sentences, but its directory has no bridge: haav pack it first.")
+    eyes = EmbeddedEyes(views, bridge).eval()
+    pixels = [torch.zeros(PHOTOS, 3, side, side, dtype=torch.uint8) for side in (efficientnet.SIZE, yolo.SIZE)]
+    axes = {name: {0: "photos"} for name in (SMALL, LARGE, *eyes.outputs())}
+    _write(eyes, tuple(pixels), [SMALL, LARGE], eyes.outputs(), axes, path)
+
+
+def _write(
+    module: nn.Module,
+    example: tuple[Tensor, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    axes: dict[str, dict[int, str]],
+    path: Path,
+) -> None:
+    def save(place: Path) -> None:
+        with warnings.catch_warnings(), torch.no_grad():
+            # Tracing warns of every question that Python asks of a tensor; the examples are made to answer them.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module,
+                example,
+                str(place),
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamic_axes=axes,
+                opset_version=OPSET,
+                dynamo=False,
+            )
+
+    try:
+        write_atomically(path, save)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"an export needs {error.name}.\n  pip install 'haav[onnx]'") from None

@@ -1,0 +1,165 @@
+"""Beam search in numpy: the plain search of `haav.generate`, with the same rules and the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from haav.config import DecodeConfig
+from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
+
+Step = Callable[[np.ndarray, list[np.ndarray], int], tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
+"""words (B, C), past, place → scores (B, C, words), trust (B, C, V), new past"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One caption"""
+
+    words: np.ndarray
+    """(T,)"""
+    logprobs: np.ndarray
+    """(T,)"""
+    trust: np.ndarray
+    """(T, V)"""
+
+    @property
+    def logprob(self) -> float:
+        return float(self.logprobs.sum())
+
+
+@dataclass
+class Beams:
+    words: np.ndarray
+    """(B, C, T)"""
+    logprobs: np.ndarray
+    """(B, C, T)"""
+    trust: np.ndarray
+    """(B, C, T, V)"""
+
+    @property
+    def scores(self) -> np.ndarray:
+        return self.logprobs.sum(axis=2)
+
+    @property
+    def ended(self) -> np.ndarray:
+        return (self.words == EOS).any(axis=2) | np.isneginf(self.scores)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return (self.words != PAD).sum(axis=2)
+
+
+class Search:
+    def __init__(self, settings: DecodeConfig, vocabulary: Vocabulary, beam: int, n_best: int) -> None:
+        self.settings, self.beam, self.n_best = settings, beam, n_best
+        self.never = [PAD, BOS, *([] if settings.allow_unk else [UNK])]
+        said = DANGLING & vocabulary.ids.keys()
+        self.dangling = [] if settings.allow_cut else sorted(vocabulary.ids[word] for word in said)
+
+    def __call__(self, step: Step, past: list[np.ndarray], photos: int) -> list[list[Found]]:
+        """The best captions of each photo, best first"""
+        most = self.settings.max_words
+        scores, trust, past = step(np.full((photos, 1), BOS), past, 0)
+        empty = np.zeros((photos, 1, 0), np.float32)
+        beams = Beams(empty.astype(np.int64), empty, np.zeros((photos, 1, 0, trust.shape[2]), np.float32))
+        rows = np.arange(photos)[:, None]
+        for room in range(most, 0, -1):
+            logprobs = self._logprobs(scores, beams, room)
+            parents, words, chosen = self._choose(beams, logprobs)
+            beams = Beams(
+                np.concatenate([beams.words[rows, parents], words[..., None]], axis=2),
+                np.concatenate([beams.logprobs[rows, parents], chosen[..., None]], axis=2),
+                np.concatenate([beams.trust[rows, parents], trust[rows, parents][:, :, None]], axis=2),
+            )
+            if room == 1 or self._settled(beams).all():
+                break
+            past = [part[rows, parents] for part in past]
+            scores, trust, past = step(words, past, most - room + 1)
+        order = top(self._ranked(beams), min(self.n_best, self.beam))
+        return [
+            [Found(beams.words[b, c], beams.logprobs[b, c], beams.trust[b, c]) for c in order[b]] for b in range(photos)
+        ]
+
+    def _logprobs(self, scores: np.ndarray, beams: Beams, room: int) -> np.ndarray:
+        """(B, C, words): what rules forbid is -inf; an ended caption goes on with <pad>, for free"""
+        highest = scores.max(axis=2, keepdims=True)
+        logprobs = scores - (highest + np.log(np.exp(scores - highest).sum(axis=2, keepdims=True)))
+        logprobs[..., self.never] = -np.inf
+        self._forbid_repeats(logprobs, beams.words)
+        self._forbid_bad_ends(logprobs, beams.words, room)
+        ended = beams.ended
+        logprobs[ended] = -np.inf
+        logprobs[ended, PAD] = 0.0
+        return logprobs
+
+    def _forbid_repeats(self, logprobs: np.ndarray, words: np.ndarray) -> None:
+        length = self.settings.no_repeat
+        if not length or words.shape[2] < length:
+            return
+        for place in np.ndindex(words.shape[:2]):
+            said = words[place].tolist()
+            last = said[len(said) - length + 1 :]
+            for at in range(len(said) - length + 1):
+                if said[at : at + length - 1] == last and said[at + length - 1] != EOS:
+                    logprobs[(*place, said[at + length - 1])] = -np.inf
+
+    def _forbid_bad_ends(self, logprobs: np.ndarray, words: np.ndarray, room: int) -> None:
+        if room == 1 and not self.settings.allow_cut:
+            logprobs[..., np.arange(logprobs.shape[2]) != EOS] = -np.inf
+        elif room == 2 and self.dangling:
+            logprobs[..., self.dangling] = -np.inf
+        if words.shape[2] < self.settings.min_words:
+            logprobs[..., EOS] = -np.inf
+        if self.dangling and words.shape[2]:
+            logprobs[np.isin(words[..., -1], self.dangling), EOS] = -np.inf
+
+    def _choose(self, beams: Beams, logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Parents, words and their log-probabilities, (B, K) each"""
+        photos = len(logprobs)
+        words = top(logprobs, min(self.beam, logprobs.shape[2]))
+        values = np.take_along_axis(logprobs, words, axis=2)
+        grown = np.maximum(beams.lengths[..., None] + (words != PAD), 1)
+        scores = ((beams.scores[..., None] + values) / grown**self.settings.length_penalty).reshape(photos, -1)
+        size = min(self.beam, scores.shape[1])
+        if self.settings.keep_greedy:
+            # The greedy caption is the last; its words come first, the best of them in front.
+            greedy = scores.shape[1] - words.shape[2]
+            others = scores.copy()
+            others[:, greedy] = -np.inf
+            pick = np.concatenate([top(others, size - 1), np.full((photos, 1), greedy)], axis=1)
+        else:
+            pick = top(scores, size)
+        rows = np.arange(photos)[:, None]
+        parents, chosen = pick // words.shape[2], words.reshape(photos, -1)[rows, pick]
+        own = logprobs[rows, parents, chosen]
+        kept = scores[rows, pick]
+        if self.settings.keep_greedy:
+            kept[:, :-1] = others[rows, pick[:, :-1]]
+        none = np.isneginf(kept)
+        return parents, np.where(none, PAD, chosen), np.where(none, -np.inf, own)
+
+    def _settled(self, beams: Beams) -> np.ndarray:
+        """(B,): what further words would bring cannot change the result"""
+        ended, ranked = beams.ended, self._ranked(beams)
+        order = top(ranked, min(self.n_best, ranked.shape[1]))
+        worst = np.take_along_axis(ranked, order, axis=1)[:, -1]
+        hope = np.where(ended, -np.inf, beams.scores / self.settings.max_words**self.settings.length_penalty)
+        settled: np.ndarray = np.take_along_axis(ended, order, axis=1).all(axis=1) & (worst >= hope.max(axis=1))
+        return settled
+
+    def _ranked(self, beams: Beams) -> np.ndarray:
+        ranked: np.ndarray = beams.scores / np.maximum(beams.lengths, 1) ** self.settings.length_penalty
+        return ranked
+
+
+def top(values: np.ndarray, count: int) -> np.ndarray:
+    """Where the `count` largest of the last axis are, the largest first"""
+    if count < values.shape[-1] // 4:
+        # Sorting thousands of words for the sake of five would take longer than the model.
+        some = np.argpartition(-values, count, axis=-1)[..., :count]
+        order = np.argsort(-np.take_along_axis(values, some, axis=-1), axis=-1, kind="stable")
+        return np.take_along_axis(some, order, axis=-1)
+    return np.argsort(-values, axis=-1, kind="stable")[..., :count]
