@@ -1,7 +1,7 @@
-"""What more views cost: python -m benchmarks growth. Each size runs in a process of its own, so its peak memory is its own.
+"""What more views cost: python -m benchmarks growth. Each size runs in a process of its own: its peak memory is its own.
 
-Equal views, the sizes of preset `best`. Powers of |V| come from the growth between 2, 4 and 8 views, so that what does not
-depend on views at all (words, embeddings, the interpreter) does not flatten them: 1 is linear, 2 quadratic.
+Equal views, the sizes of preset `best`. Powers of |V| come from the growth between 2, 4 and 8 views, so that what does
+not depend on views at all (words, embeddings, the interpreter) does not flatten them: 1 is linear, 2 quadratic.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def growth() -> dict[str, Any]:
             done = subprocess.run(words, check=True, capture_output=True, text=True)
             own = at[count] = json.loads(done.stdout)
             found[f"{encoding}, {count} views"] = (
-                f"{own['parameters'] / 1e6:.1f} M parameters; training {PHOTOS * CAPTIONS / own['step']:.1f} captions/s, "
-                f"{own['memory']:.2f} GB; beam 5 {1 / own['caption']:.1f} captions/s; {own['flops'] / 1e9:.2f} GFLOP a photo"
+                f"{own['parameters'] / 1e6:.1f} M parameters; "
+                f"training {PHOTOS * CAPTIONS / own['step']:.1f} captions/s, {own['memory']:.2f} GB; "
+                f"beam 5 {1 / own['caption']:.1f} captions/s; {own['flops'] / 1e9:.2f} GFLOP a photo"
             )
         for name in ("step", "caption", "memory", "flops", "attention"):
             found[f"{encoding}, power of |V|: {name}"] = exponent([at[count][name] for count in COUNTS[1:]])
