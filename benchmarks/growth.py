@@ -1,4 +1,4 @@
-"""What more views cost: python -m benchmarks growth. Each size runs in a process of its own: its peak memory is its own.
+"""What more views cost: python -m benchmarks growth. Each size has a process, and so a peak of memory, of its own.
 
 Equal views, the sizes of preset `best`. Powers of |V| come from the growth between 2, 4 and 8 views, so that what does
 not depend on views at all (words, embeddings, the interpreter) does not flatten them: 1 is linear, 2 quadratic.
