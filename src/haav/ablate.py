@@ -30,7 +30,7 @@ from haav.data.toy import make_toy
 from haav.describe import describe
 from haav.errors import ConfigError, TrainingError, unknown
 from haav.evaluate.scores import SLOW, evaluate
-from haav.files import make_folder, write_atomically
+from haav.files import json_of, make_folder, write_atomically
 from haav.predict import predict
 from haav.recipes import find_recipe
 from haav.shards import open_store
@@ -148,7 +148,7 @@ def read_outcome(place: Path) -> Outcome | None:
     if not (place / RESULT).exists():
         return None
     try:
-        return Outcome(**json.loads((place / RESULT).read_text(encoding="utf-8")))
+        return Outcome(**json_of((place / RESULT).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise TrainingError(f"{place / RESULT} is damaged: {error}. Delete it, and the run is scored again.") from None
 

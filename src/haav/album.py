@@ -15,7 +15,7 @@ from PIL import Image
 
 from haav.captioner import Captioner
 from haav.errors import DataError, ImageError
-from haav.files import write_atomically
+from haav.files import json_of, write_atomically
 from haav.images import MAX_BYTES, load_image
 from haav.sources import photos_of
 from haav.types import Caption
@@ -126,7 +126,7 @@ class CaptionFile:
         if not line.endswith(b"\n") and begun:
             return None
         try:
-            row: dict[str, Any] = json.loads(line)
+            row: dict[str, Any] = json_of(line)
             row["image"]
         except (ValueError, KeyError, TypeError):
             raise DataError(

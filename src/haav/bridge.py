@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.errors import DataError
-from haav.files import require_files, write_atomically
+from haav.files import json_of, require_files, write_atomically
 from haav.types import Progress, quiet
 
 FORMAT = "haav-bridge-1"
@@ -136,7 +136,7 @@ class CrossFitted:
         directory = Path(directory)
         require_files(directory, (MANIFEST, WEIGHTS), "Make a bridge with: haav bridge")
         try:
-            manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json_of((directory / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
                 raise ValueError(f"its format is {manifest['format']!r}")
             config = BridgeConfig(**manifest["config"])

@@ -6,7 +6,6 @@ Only names and layout are translated; sizes are read off the tensors. Safetensor
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 from haav.captioner import Captioner
 from haav.config import Config
 from haav.errors import CheckpointError, ConfigError
+from haav.files import json_of
 from haav.model.build import build_model
 from haav.model.haav import Haav
 from haav.presets import load_config
@@ -219,8 +219,8 @@ def _vocabulary(path: str | Path | None, size: int) -> Vocabulary:
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read vocabulary {path}: {error}.") from None
     try:
-        words = json.loads(text)
-    except (ValueError, RecursionError):
+        words = json_of(text)
+    except ValueError:
         words = text.splitlines()
     try:
         vocabulary = Vocabulary.from_json(words if isinstance(words, dict) else {"words": words})

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from haav.config import Config, ModelConfig, flatten, parse, to_dict
 from haav.errors import CheckpointError, did_you_mean
-from haav.files import Writer, write_together
+from haav.files import Writer, json_of, write_together
 from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -188,8 +188,8 @@ def _read_text(path: Path) -> str:
 
 def _parse_json(text: str, path: Path) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return json_of(text)
+    except ValueError as error:
         raise CheckpointError(f"{path} is not whole JSON: {error}.") from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from haav.ablate import CAPTIONS, GRID, Grid, Outcome, interval, load_grid, read_outcome, run_folder, table
 from haav.errors import DataError, ImageError
+from haav.files import json_of
 from haav.images import load_image
 from haav.page import data_uri, part
 from haav.sources import PhotoRef
@@ -117,7 +117,7 @@ def _captions(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> str:
     for row in grid.rows:
         file = run_folder(folder, row.name, grid.seeds[0]) / CAPTIONS
         if file.exists():
-            said[row.name] = json.loads(file.read_text(encoding="utf-8"))
+            said[row.name] = json_of(file.read_text(encoding="utf-8"))
     if not said:
         return ""
     names = sorted(set.intersection(*(set(captions) for captions in said.values())))

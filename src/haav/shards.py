@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from haav.errors import StoreError
-from haav.files import write_atomically
+from haav.files import json_of, write_atomically
 from haav.store import Store, ViewManifest, pack, unpack
 from haav.types import PhotoView, ViewSpec
 
@@ -66,7 +66,7 @@ class ShardStore:
         self.path = Path(folder)
         self.kept = kept
         try:
-            index = json.loads((self.path / INDEX).read_text(encoding="utf-8"))
+            index = json_of((self.path / INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT:
                 raise ValueError(f"its format is {index['format']!r}")
             self.files = [str(shard["file"]) for shard in index["shards"]]
@@ -138,7 +138,7 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
                     yield photo, views
                 current, photo, views = key, "", {}
             if kind == "json":
-                photo = json.loads(data)["id"]
+                photo = json_of(data)["id"]
             else:
                 views[kind.removesuffix(f".{SUFFIX}")] = unpack(data, f"{member.name} in {path}")
     if current:

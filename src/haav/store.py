@@ -12,6 +12,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from haav.errors import StoreError, unknown
+from haav.files import json_of
 from haav.types import PhotoView, ViewSpec
 
 MAP_BYTES = 1 << 40
@@ -87,11 +89,29 @@ class Store:
                 )
             except lmdb.Error as error:
                 raise StoreError(f"cannot open store {self.path}: {error}.") from None
+            # Reading a mapped file beyond its end kills the process, so a file that was cut off must be found out now.
+            whole = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+            size = (self.path / "data.mdb").stat().st_size
+            if size < whole:
+                env.close()
+                raise self._damaged(f"it has {size:,} bytes of {whole:,}")
             handle = _handles[key] = _Handle(env, self.writable)
         elif self.writable and not handle.writable:
             raise StoreError(f"store {self.path} is open for reading in this process; close it before writing.")
         handle.users += 1
         return handle.env
+
+    @contextmanager
+    def _read(self) -> Iterator[Any]:
+        """A transaction; values are views into the file that end with it"""
+        try:
+            with self._env.begin(buffers=True) as transaction:
+                yield transaction
+        except (lmdb.Error, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception | str) -> StoreError:
+        return StoreError(f"store {self.path} is damaged: {error}.\n  Delete it and run haav extract again.")
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy for another process opens the file anew (LMDB must not cross a fork or a spawn)."""
@@ -125,7 +145,7 @@ class Store:
         table = self._table(MANIFEST)
         if table is None:
             return {}
-        with self._env.begin() as transaction:
+        with self._read() as transaction:
             entries = list(transaction.cursor(db=table))
         return {bytes(name).decode(): _read_manifest(bytes(value), self.path) for name, value in entries}
 
@@ -133,7 +153,7 @@ class Store:
         table = self._table(view)
         if table is None:
             return 0
-        with self._env.begin() as transaction:
+        with self._read() as transaction:
             return int(transaction.stat(table)["entries"])
 
     def ids(self, view: str) -> list[str]:
@@ -141,7 +161,7 @@ class Store:
         table = self._table(view)
         if table is None:
             return []
-        with self._env.begin() as transaction:
+        with self._read() as transaction:
             return [bytes(key).decode() for key in transaction.cursor(db=table).iternext(keys=True, values=False)]
 
     def missing(self, view: str, ids: Iterable[str]) -> list[str]:
@@ -150,7 +170,7 @@ class Store:
 
     def get(self, view: str, photo: str) -> PhotoView:
         table = self._required(view)
-        with self._env.begin(buffers=True) as transaction:
+        with self._read() as transaction:
             value = transaction.get(_key(photo), db=table)
             if value is None:
                 raise StoreError(f"store {self.path} has no view '{view}' of '{photo}'.")
@@ -159,7 +179,7 @@ class Store:
     def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
         """In the order asked for; one transaction."""
         table = self._required(view)
-        with self._env.begin(buffers=True) as transaction:
+        with self._read() as transaction:
             found = []
             for photo in photos:
                 value = transaction.get(_key(photo), db=table)
@@ -181,8 +201,14 @@ class Store:
 
     def _view_info(self, view: str) -> dict[str, Any]:
         manifest, table = self.views[view], self._required(view)
-        with self._env.begin(buffers=True) as transaction:
-            sizes = [(len(value), _token_count(value)) for _, value in transaction.cursor(db=table)]
+        with self._read() as transaction:
+            try:
+                sizes = [(len(value), _token_count(value)) for _, value in transaction.cursor(db=table)]
+            except (ValueError, KeyError, TypeError, IndexError, struct.error):
+                raise StoreError(
+                    f"a record of '{view}' in {self.path} is damaged.\n"
+                    f"  Find out which: haav store verify {self.path} --view {view}"
+                ) from None
         photos = len(sizes)
         return {
             "photos": photos,
@@ -199,9 +225,12 @@ class Store:
         """Every photo of a view with what is wrong with its record, or None."""
         table, spec = self._required(view), self.views[view].spec
         for photo in self.ids(view):
-            with self._env.begin(buffers=True) as transaction:
+            with self._read() as transaction:
                 try:
-                    record = unpack(transaction.get(_key(photo), db=table), photo)
+                    value = transaction.get(_key(photo), db=table)
+                    if value is None:
+                        raise StoreError("it is listed, but cannot be found: the store's index is damaged.")
+                    record = unpack(value, photo)
                 except StoreError as error:
                     yield photo, str(error)
                     continue
@@ -256,6 +285,8 @@ class Store:
                 self._tables[view] = self._env.open_db(view.encode(), create=create and self.writable)
             except (lmdb.NotFoundError, lmdb.ReadonlyError):
                 return None
+            except lmdb.Error as error:
+                raise self._damaged(error) from None
         return self._tables[view]
 
     def _required(self, view: str) -> Any:
@@ -293,7 +324,7 @@ def unpack(value: Any, what: str) -> PhotoView:
         body = data[_HEAD.size :]
         if magic != _MAGIC or zlib.crc32(body) != checksum:
             raise StoreError(f"the record of {what} is damaged: its checksum does not match.")
-        header = json.loads(bytes(body[:length]))
+        header = json_of(bytes(body[:length]))
         arrays, at = {}, length
         for name, dtype, shape in header["arrays"]:
             size = _DTYPES[dtype] * int(np.prod(shape, dtype=np.int64))
@@ -312,7 +343,7 @@ def unpack(value: Any, what: str) -> PhotoView:
 
 def _token_count(value: Any) -> int:
     _, _, length = _HEAD.unpack_from(value)
-    header = json.loads(bytes(value[_HEAD.size : _HEAD.size + length]))
+    header = json_of(bytes(value[_HEAD.size : _HEAD.size + length]))
     return int(header["arrays"][0][2][0])
 
 
@@ -332,7 +363,7 @@ def _key(photo: str) -> bytes:
 
 def _read_manifest(value: bytes, path: Path) -> ViewManifest:
     try:
-        data = json.loads(value)
+        data = json_of(value)
         return ViewManifest(ViewSpec(**data.pop("spec")), **data)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise StoreError(f"the manifest of store {path} is damaged: {error}.") from None

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from haav.errors import DataError
-from haav.files import require_files, write_atomically
+from haav.files import json_of, require_files, write_atomically
 
 FORMAT = "haav-textdb-1"
 ENTRIES, VECTORS, MANIFEST = "entries.jsonl", "vectors.safetensors", "manifest.json"
@@ -161,9 +161,9 @@ class TextDatabase:
         directory = Path(directory)
         require_files(directory, (MANIFEST, ENTRIES, VECTORS), "Make a text database with: haav textdb build")
         try:
-            data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            data = json_of((directory / MANIFEST).read_text(encoding="utf-8"))
             lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
-            entries = [Entry(sentence, tuple(owners)) for sentence, owners in map(json.loads, lines)]
+            entries = [Entry(sentence, tuple(owners)) for sentence, owners in map(json_of, lines)]
             tensors = load_file(directory / VECTORS)
             vectors = tensors["vectors"]
             if "scales" in tensors:
@@ -231,7 +231,7 @@ def read_visual_genome(path: Path, exclude: frozenset[str] = frozenset()) -> Ite
 
     `exclude`: Visual Genome or COCO image ids whose phrases stay out (photos shared with val or test).
     """
-    for image in json.loads(path.read_text(encoding="utf-8")):
+    for image in json_of(path.read_text(encoding="utf-8")):
         if {str(image.get("image_id")), str(image.get("coco_id"))} & exclude:
             continue
         for item in image.get("attributes", ()):

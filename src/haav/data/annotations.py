@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -206,7 +207,7 @@ def read_text(path: Path) -> str:
         else:
             with open(path, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}.") from None
     if len(data) > MAX_BYTES:
         raise DataError(f"{path} unpacks to more than {MAX_BYTES:,} bytes.")

@@ -8,7 +8,6 @@ with its rules only: no sampling, no demanded words, no groups.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from PIL import Image
 from haav.calibrate import confidence
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import CheckpointError, ConfigError
+from haav.files import json_of
 from haav.images import Picture, load_image
 from haav.portable.eyes import PortableEyes, session
 from haav.portable.search import Found, Search
@@ -52,10 +52,10 @@ class PortableCaptioner:
         """`threads` 0: as many as there are cores"""
         folder = Path(directory)
         try:
-            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            about = json_of((folder / ABOUT).read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']!r}")
-            self.vocabulary = Vocabulary.from_json(json.loads((folder / WORDS).read_text(encoding="utf-8")))
+            self.vocabulary = Vocabulary.from_json(json_of((folder / WORDS).read_text(encoding="utf-8")))
             self.views: dict[str, Any] = about["views"]
             self.layers = int(about["layers"])
             self.past_shape = tuple(int(size) for size in about["past"])

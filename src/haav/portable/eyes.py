@@ -6,7 +6,6 @@ the choice among boxes and the search for sentences, is done here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from haav.errors import CheckpointError, ConfigError
+from haav.files import json_of
 
 SMALL, LARGE = "pixels.small", "pixels.large"
 """inputs: EfficientNet's and YOLO's square pictures"""
@@ -76,7 +76,7 @@ class Texts:
         try:
             tensors = load_file(folder / "vectors.safetensors")
             lines = (folder / "entries.jsonl").read_text(encoding="utf-8").splitlines()
-            self.sentences = [str(json.loads(line)[0]) for line in lines]
+            self.sentences = [str(json_of(line)[0]) for line in lines]
             self.vectors = tensors["vectors"].astype(np.float32)
             if "scales" in tensors:
                 self.vectors *= tensors["scales"]

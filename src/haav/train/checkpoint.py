@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from haav.errors import CheckpointError
+from haav.files import json_of
 from haav.pretrained import fit_weights, load_weights, save_weights
 
 FORMAT = "haav-run-1"
@@ -81,7 +82,7 @@ def load_checkpoint(
         torch.set_rng_state(draws[rank])
         if parts["rng"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([parts["rng"][f"cuda{number}"] for number in range(len(parts["rng"]))])
-        return Position(**json.loads(facts["position"]))
+        return Position(**json_of(facts["position"]))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}.") from None
 

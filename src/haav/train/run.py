@@ -10,7 +10,7 @@ import yaml
 
 from haav.config import Config, to_dict
 from haav.errors import CheckpointError, ConfigError
-from haav.files import write_atomically, write_together
+from haav.files import json_of, write_atomically, write_together
 from haav.presets import load_config
 from haav.text import Vocabulary
 from haav.train import many
@@ -54,7 +54,7 @@ class RunFiles:
         if not (self.folder / CONFIG).exists():
             raise CheckpointError(f"{self.folder} is not a training run: it has no {CONFIG}.")
         try:
-            words = json.loads((self.folder / WORDS).read_text(encoding="utf-8"))
+            words = json_of((self.folder / WORDS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.folder / WORDS}: {error}.") from None
         return load_config(file=self.folder / CONFIG), Vocabulary.from_json(words)
@@ -78,15 +78,17 @@ class RunFiles:
                 board.add_scalar(name, value, row["step"])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Rows of the log; a line that a kill has cut off is left out."""
+        """Rows of the log; a line that a kill has cut off, or that is no row at all, is left out."""
         if not (self.folder / METRICS).exists():
             return []
         rows = []
-        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines():
+        for line in (self.folder / METRICS).read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json_of(line)
             except ValueError:
                 continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
         return rows
 
     def draw(self) -> None:

@@ -8,7 +8,6 @@ for torchvision, which breaks other parts of a CPU installation.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from haav.errors import ViewError
+from haav.files import json_of
 
 INSTALL = 'pip install "haav[hub]"'
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -329,7 +329,7 @@ def _preprocessor_config(folder: Path) -> dict[str, Any] | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ViewError(f"cannot read {path}: {error}.") from None
     if not isinstance(data, dict):

@@ -1,0 +1,454 @@
+"""Damaged and hostile input of every kind, many thousands of cases: python tests/fuzz.py [cases of each kind] [kinds …]
+
+Each kind runs in a process of its own with a limit on memory, so that a crash of a native library, a hang or an
+explosion is seen and can be repeated: a case is its kind and its number. A case is fine when the input is taken, or
+refused with a HaavError (or an HTTP status), within `SECONDS`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+SECONDS = 10.0
+MEMORY = 6 * 2**30
+"""bytes that a process may ask for; what it maps of files does not count"""
+TOKENS = [
+    b"null", b"-1", b"1e999", b"NaN", b"true", b'""', b"[]", b"{}", b"\x00", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff",
+    b"9" * 400, b"[" * 200, b"!!python/object/apply:os.system ['x']", b"../../etc/passwd", b"\xed\xa0\x80", b"&a [*a]",
+    b"\r\n\r\n", b"[" * 100_000,
+]  # fmt: skip
+"""what parsers trip over"""
+
+Check = Callable[[random.Random], None]
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """A few changes: bytes, cuts, copies, insertions"""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        at = rng.randrange(len(changed) + 1)
+        size = rng.choice((1, 1, 2, 8, 64))
+        what = rng.randrange(6)
+        if what == 0 and at < len(changed):
+            changed[at] = rng.randrange(256)
+        elif what == 1 and at < len(changed):
+            changed[at] ^= 1 << rng.randrange(8)
+        elif what == 2:
+            del changed[at : at + size]
+        elif what == 3:
+            changed[at:at] = rng.choice(TOKENS)
+        elif what == 4:
+            source = rng.randrange(len(changed) + 1)
+            changed[at : at + size] = changed[source : source + size]
+        elif rng.random() < 0.3:
+            del changed[at:]
+    return bytes(changed)
+
+
+def pictures(folder: Path) -> Check:
+    from PIL import Image
+
+    from haav.images import load_image
+
+    image = Image.effect_mandelbrot((60, 40), (-2, -1.5, 1, 1.5), 40).convert("RGB")
+    corpus = []
+    for kind, options in {
+        "JPEG": {},
+        "PNG": {},
+        "WEBP": {},
+        "GIF": {},
+        "TIFF": {},
+        "BMP": {},
+        "PPM": {},
+        "AVIF": {},
+    }.items():
+        buffer = io.BytesIO()
+        image.save(buffer, kind, **options)
+        corpus.append(buffer.getvalue())
+    return lambda rng: load_image(mutate(rng.choice(corpus), rng), 10_000_000) and None
+
+
+def annotations(folder: Path) -> Check:
+    from haav.data.annotations import check_dataset, load_dataset
+
+    captions = ["a dog runs", "a cat sleeps on a mat"]
+    photo = {"filename": "a.jpg", "split": "train", "sentences": [{"raw": text} for text in captions]}
+    coco = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "annotations": [{"image_id": 1, "caption": text} for text in captions],
+    }
+    corpus = {
+        "k.json": json.dumps({"images": [photo]}).encode(),
+        "c.json": json.dumps(coco).encode(),
+        "t.csv": b"image,caption,split\na.jpg,a dog runs,train\nb.jpg,a cat sleeps,val\n",
+        "t.jsonl": b'{"image": "a.jpg", "caption": "a dog"}\n{"image": "b.jpg", "captions": ["a cat", "two"]}\n',
+    }
+
+    def check(rng: random.Random) -> None:
+        name, data = rng.choice(list(corpus.items()))
+        data = mutate(data, rng)
+        if name.endswith(".json") and rng.random() < 0.2:
+            name, data = (
+                name + ".gz",
+                mutate(gzip.compress(data, mtime=0), rng) if rng.random() < 0.5 else gzip.compress(data),
+            )
+        (folder / name).write_bytes(data)
+        check_dataset(load_dataset(folder / name))
+
+    return check
+
+
+def configs(folder: Path) -> Check:
+    from haav.presets import load_config
+
+    recipes = Path(__file__).parents[1] / "src" / "haav" / "recipes"
+    corpus = [file.read_bytes() for file in sorted(recipes.glob("*.yaml"))]
+    corpus.append(b"model: {views: {grid: {dim: 8, max_tokens: 4, indices: {row: 2}, boxes: true}}, d_model: 32}\n")
+
+    def check(rng: random.Random) -> None:
+        (folder / "c.yaml").write_bytes(mutate(rng.choice(corpus), rng))
+        load_config(None, folder / "c.yaml")
+
+    return check
+
+
+def models(folder: Path) -> Check:
+    """Model directories, and what lies in them for text views"""
+    from haav.captioner import Captioner
+
+    _quiet_torch()
+    from haav.model.build import build_model
+    from test_album import WORDS
+    from tiny import random_views, tiny_config
+
+    config = tiny_config(vocabulary_size=len(WORDS))
+    Captioner(build_model(config.model), config, WORDS).save_pretrained(folder / "model")
+    views = random_views()
+
+    def load(place: Path) -> None:
+        Captioner.from_pretrained(place).caption_views(views)
+
+    return _damaged(folder / "model", folder / "copy", load)
+
+
+def texts(folder: Path) -> Check:
+    import torch
+
+    from haav.bridge import Bridge, BridgeConfig, CrossFitted
+    from haav.textdb import Entry, Manifest, TextDatabase
+
+    _quiet_torch()
+    vectors = torch.nn.functional.normalize(torch.randn(12, 6), dim=1)
+    TextDatabase([Entry(f"s {n}", (f"p{n}",)) for n in range(12)], vectors, Manifest("toy")).save(folder / "textdb")
+    config = BridgeConfig(features=4, vectors=6, hidden=3, folds=1)
+    CrossFitted(config, [Bridge(config), Bridge(config)], {"p1": 0}, "toy").save(folder / "bridge")
+
+    def load(place: Path) -> None:
+        TextDatabase.load(place).search(vectors[:1], 2)
+
+    checks = (
+        _damaged(folder / "textdb", folder / "copy1", load),
+        _damaged(folder / "bridge", folder / "copy2", lambda place: CrossFitted.load(place) and None),
+    )
+    return lambda rng: rng.choice(checks)(rng)
+
+
+def stores(folder: Path) -> Check:
+    """The records of a store and its shards; for the file beneath a store, see `store_files`"""
+    import torch
+
+    from haav.shards import export, read_shard
+    from haav.store import Store, ViewManifest, pack, unpack
+    from haav.types import PhotoView, ViewSpec
+
+    _quiet_torch()
+    view = PhotoView(torch.randn(5, 7), {"row": torch.arange(5)}, torch.rand(5, 4), ("a", "b", "c", "d", "e"))
+    record = pack(view)
+    spec = ViewSpec(7, 5, {"row": 5}, True)
+    with Store(folder / "store", write=True) as store:
+        store.add_view("toy", ViewManifest(spec, "fingerprint", "CC0"))
+        store.put("toy", {f"photo {number}": view for number in range(6)})
+        export(store, ["toy"], folder / "shards", 3)
+    shard = sorted((folder / "shards").glob("*.tar"))[0].read_bytes()
+
+    def check(rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            unpack(mutate(record, rng), "a record")
+        else:
+            (folder / "damaged.tar").write_bytes(mutate(shard, rng))
+            list(read_shard(folder / "damaged.tar"))
+
+    return check
+
+
+def store_files(folder: Path) -> Check:
+    """The database file beneath a store"""
+    import torch
+
+    from haav.store import Store, ViewManifest
+    from haav.types import PhotoView, ViewSpec
+
+    _quiet_torch()
+    with Store(folder / "store", write=True) as store:
+        store.add_view("toy", ViewManifest(ViewSpec(7, 5), "fingerprint", "CC0"))
+        store.put("toy", {f"photo {number}": PhotoView(torch.randn(5, 7)) for number in range(60)})
+    (folder / "store" / "lock.mdb").unlink(missing_ok=True)
+
+    def load(place: Path) -> None:
+        with Store(place) as store:
+            store.info()
+            for view in store.views:
+                list(store.verify(view))
+
+    return _damaged(folder / "store", folder / "copy", load)
+
+
+def exports(folder: Path) -> Check:
+    """What `haav export` writes, its graphs excepted: onnxruntime parses those"""
+    from haav.portable import PortableCaptioner
+
+    _quiet_torch()
+    from haav.export import export
+    from test_export import tiny_captioner
+
+    tiny_captioner(folder / "model", {})
+    export(folder / "model", folder / "out")
+    names = ("portable.json", "vocabulary.json")
+    return _damaged(folder / "out", folder / "copy", lambda place: PortableCaptioner(place, 1) and None, names)
+
+
+def captions(folder: Path) -> Check:
+    """Files of captions: to go on with, and to be scored"""
+    from haav.album import CaptionFile
+    from haav.predictions import load_predictions
+
+    line = json.dumps({"image": "a.jpg", "caption": "a dog", "confidence": 0.5, "words": []}).encode() + b"\n"
+    broken = json.dumps({"image": "b.jpg", "error": "no"}).encode() + b"\n"
+    results = json.dumps([{"image_id": 1, "caption": "a dog"}, {"image_id": 2, "caption": "a cat"}]).encode()
+
+    def check(rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            (folder / "c.jsonl").write_bytes(mutate(line + broken + line, rng))
+            CaptionFile(folder / "c.jsonl")
+        else:
+            (folder / "c.json").write_bytes(mutate(results, rng))
+            load_predictions(folder / "c.json")
+
+    return check
+
+
+def runs(folder: Path) -> Check:
+    """A run's own files, resumed"""
+    from haav.train.run import RunFiles
+
+    _quiet_torch()
+    from test_album import WORDS
+    from tiny import tiny_config
+
+    (folder / "run").mkdir()
+    files = RunFiles(folder / "run")
+    files.begin(tiny_config(vocabulary_size=len(WORDS)), WORDS)
+    files.log({"step": 1, "loss": 2.0})
+
+    def load(place: Path) -> None:
+        copy = RunFiles(place)
+        copy.read()
+        copy.metrics()
+
+    return _damaged(folder / "run", folder / "copy", load, ("config.yaml", "vocabulary.json", "metrics.jsonl"))
+
+
+def requests(folder: Path) -> Check:
+    from fastapi.testclient import TestClient
+
+    import haav
+    from haav.web.server import Limits, build_app
+
+    _quiet_torch()
+    from test_album import SAMPLES, save_model
+
+    small = io.BytesIO()
+    from PIL import Image
+
+    with Image.open(SAMPLES / "cat.jpg") as image:
+        image.resize((48, 32)).save(small, "JPEG")
+    client = TestClient(build_app(haav.load(save_model(folder / "model")), Limits(upload=50_000, seconds=20)))
+    client.__enter__()
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
+        + small.getvalue()
+        + b'\r\n--x\r\nContent-Disposition: form-data; name="beam"\r\n\r\n1\r\n--x--\r\n'
+    )
+    body = json.dumps({"image": base64.b64encode(small.getvalue()).decode(), "beam": 1, "views": ["cells"]}).encode()
+    kinds = [b"multipart/form-data; boundary=x", b"application/json"]
+    paths = [
+        "/v1/caption",
+        "/v1/caption",
+        "/v1/caption",
+        "/v1/health",
+        "/v1/models",
+        "/samples/cat.jpg",
+        "/static/app.js",
+    ]
+
+    def check(rng: random.Random) -> None:
+        which = rng.randrange(2)
+        # Most cases damage what stands around the picture, so that few of them cost a caption.
+        whole = (form, body)[which]
+        head = whole[:160]
+        data = mutate(head, rng) + whole[160:] if rng.random() < 0.7 else mutate(whole, rng)
+        kind = kinds[which] if rng.random() < 0.9 else mutate(kinds[which], rng).replace(b"\r", b"").replace(b"\n", b"")
+        path = rng.choice(paths)
+        if rng.random() < 0.2:
+            path = "/" + quote(mutate(path.encode(), rng).lstrip(b"/"), safe="/%?&.")
+        answer = client.request(
+            rng.choice(("POST", "POST", "POST", "GET", "PUT")), path, content=data, headers={b"content-type": kind}
+        )
+        assert answer.status_code < 500 or answer.status_code == 504, (answer.status_code, answer.text[:300])
+
+    return check
+
+
+def _damaged(whole: Path, copy: Path, load: Callable[[Path], None], names: tuple[str, ...] = ()) -> Check:
+    """Load a copy of a folder of which one file is damaged or missing"""
+    files = {file.name: file.read_bytes() for file in sorted(whole.iterdir()) if file.is_file()}
+    names = names or tuple(files)
+    shutil.copytree(whole, copy)
+
+    def check(rng: random.Random) -> None:
+        name = rng.choice(names)
+        if rng.random() < 0.02:
+            (copy / name).unlink()
+        else:
+            (copy / name).write_bytes(mutate(files[name], rng))
+        try:
+            load(copy)
+        finally:
+            (copy / name).write_bytes(files[name])
+
+    return check
+
+
+def _quiet_torch() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+KINDS: dict[str, Callable[[Path], Check]] = {
+    kind.__name__: kind
+    for kind in (pictures, annotations, configs, models, texts, stores, store_files, exports, captions, runs, requests)
+}
+
+
+def raises(folder: Path) -> Check:
+    def check(rng: random.Random) -> None:
+        raise ZeroDivisionError
+
+    return check
+
+
+def crashes(folder: Path) -> Check:
+    return lambda rng: os.kill(os.getpid(), signal.SIGSEGV)
+
+
+FAULTS = {"raises": raises, "crashes": crashes}
+"""not input: they show that what goes wrong is seen"""
+
+
+def work(kind: str, first: int, cases: int, said: Any) -> None:
+    """In a process of its own: run cases, say what went wrong and where it stands"""
+    from haav.errors import HaavError
+
+    with tempfile.TemporaryDirectory() as folder:
+        check = (KINDS | FAULTS)[kind](Path(folder))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        for number in range(first, first + cases):
+            said.send(("at", number, ""))
+            started, outcome = time.monotonic(), "taken"
+            try:
+                check(random.Random(f"{kind} {number}"))
+            except HaavError:
+                outcome = "refused"
+            except BaseException:
+                outcome = "FAILED"
+                said.send(("failed", number, traceback.format_exc(limit=-4)))
+            if time.monotonic() - started > SECONDS:
+                said.send(("failed", number, f"took {time.monotonic() - started:.1f} s"))
+            said.send((outcome, number, ""))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        said.send(("peak", 0, f"{peak:.2f}"))
+
+
+def fuzz(kind: str, cases: int, first: int = 0) -> dict[str, Any]:
+    """Cases by outcome, and what failed"""
+    context = multiprocessing.get_context("spawn")
+    found: dict[str, Any] = {"kind": kind, "taken": 0, "refused": 0, "failures": [], "peak GB": "–"}
+    end, at = first + cases, first
+    while at < end:
+        listen, said = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(kind, at, end - at, said))
+        process.start()
+        said.close()
+        last, begun = at, False
+        while True:
+            try:
+                if not listen.poll(6 * SECONDS if begun else 120):
+                    process.kill()
+                    found["failures"].append((last, "hangs"))
+                    break
+                what, number, text = listen.recv()
+            except EOFError:
+                break
+            if what == "at":
+                last, begun = number, True
+            elif what == "failed":
+                found["failures"].append((number, text))
+            elif what == "peak":
+                found["peak GB"] = text
+            elif what in found:
+                found[what] += 1
+        process.join()
+        if process.exitcode and process.exitcode > 0 and not begun:
+            raise RuntimeError(f"{kind} does not begin: exit code {process.exitcode}")
+        if process.exitcode and process.exitcode < 0 and (not found["failures"] or found["failures"][-1][0] != last):
+            found["failures"].append((last, f"died of signal {-process.exitcode}"))
+        at = end if process.exitcode == 0 else last + 1
+    return found
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    failed = total = 0
+    for name in sys.argv[2:] or KINDS:
+        started = time.monotonic()
+        result = fuzz(name, count)
+        done = result["taken"] + result["refused"] + len(result["failures"])
+        total, failed = total + done, failed + len(result["failures"])
+        print(
+            f"{name:12} {done:>7,} cases in {time.monotonic() - started:5.0f} s: {result['taken']:,} taken, "
+            f"{result['refused']:,} refused, {len(result['failures'])} failed, peak {result['peak GB']} GB",
+            flush=True,
+        )
+        for number, text in result["failures"][:5]:
+            print(f"  case {number}: {text}")
+    print(f"{total:,} cases, {failed} failed")
+    raise SystemExit(1 if failed else 0)

@@ -1,0 +1,39 @@
+"""Some cases of every kind of damaged input; `make test-all`, or python tests/fuzz.py 10000, runs many more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the web extra")
+pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+from fuzz import KINDS, fuzz, mutate
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_input_is_taken_or_refused(kind: str) -> None:
+    found = fuzz(kind, 120, first=1_000_000)
+    assert found["failures"] == []
+    assert found["taken"] + found["refused"] == 120
+    assert found["taken"] > 0
+    assert found["refused"] > 0 or kind == "requests"  # there, a refusal is an answer too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_much_damaged_input_is_taken_or_refused(kind: str) -> None:
+    assert fuzz(kind, 9_500)["failures"] == []
+
+
+@pytest.mark.parametrize(("kind", "says"), [("raises", "ZeroDivisionError"), ("crashes", "died of signal 11")])
+def test_what_goes_wrong_is_seen_case_by_case(kind: str, says: str) -> None:
+    failures = fuzz(kind, 2, first=7)["failures"]
+    assert [number for number, _ in failures] == [7, 8]
+    assert all(says in text for _, text in failures)
+
+
+def test_mutations_change_what_they_are_given_and_can_be_repeated() -> None:
+    changed = [mutate(b"0123456789" * 10, random.Random(number)) for number in range(200)]
+    assert len(set(changed)) > 150
+    assert changed == [mutate(b"0123456789" * 10, random.Random(number)) for number in range(200)]
