@@ -4,13 +4,14 @@
 # make test    all tests but the slow ones; sets up first if needed
 # make test-all  the slow ones too
 # make browser  Debian's Chromium for the tests of the page, if it is not there
+# make audit   known weaknesses of the packages that are installed, where their list can be reached
 # make bench   what is claimed about speed, as ratios in one run
 
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup caption lint test test-all browser bench
+.PHONY: help setup caption lint test test-all browser audit bench
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,6 +43,10 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 		echo "no Chromium: the tests of the page will be skipped"
+
+audit: setup
+	$(VENV)/bin/python -m pip freeze --exclude-editable | grep -v @ > $(VENV)/audited.txt
+	$(VENV)/bin/pip-audit --requirement $(VENV)/audited.txt --no-deps --disable-pip --progress-spinner off --timeout 10
 
 bench: setup
 	$(VENV)/bin/python -m benchmarks
