@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from haav import Captioner
-from haav.errors import CheckpointError
+from haav.errors import CheckpointError, DataError
 from haav.text import SPECIAL, Vocabulary
 from tiny import random_views, tiny_config, tiny_model
 
@@ -136,7 +136,7 @@ def test_a_failed_save_leaves_the_old_files_whole(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DataError, match="No space left"):
         captioner(d_model=8).save_pretrained(tmp_path)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == sorted(FILES)
@@ -166,7 +166,7 @@ def test_a_save_that_fails_at_any_file_leaves_the_old_model(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DataError, match="No space"):
         captioner(d_model=8).save_pretrained(tmp_path)
     assert Captioner.from_pretrained(tmp_path).config.model.d_model == 16
     assert sorted(os.listdir(tmp_path)) == sorted(FILES)

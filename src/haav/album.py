@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -22,6 +22,7 @@ from haav.types import Caption
 
 STANDARD_INPUT = "-"
 BEGINNING = b'{"image": '
+MAX_LINE = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class CaptionFile:
         spoilt = False
         try:
             with open(self.path, "rb") as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(_lines(file), 1):
                     row = self._row(line, number)
                     if row is None or "caption" not in row:
                         spoilt = True
@@ -115,7 +116,7 @@ class CaptionFile:
 
     def _copy_captions(self, copy: Path) -> None:
         with open(self.path, "rb") as old, open(copy, "wb") as new:
-            for number, line in enumerate(old, 1):
+            for number, line in enumerate(_lines(old), 1):
                 row = self._row(line, number)
                 if row is not None and "caption" in row:
                     new.write(line)
@@ -135,6 +136,11 @@ class CaptionFile:
         if not line.endswith(b"\n"):
             raise DataError(f"{self.path} does not end as a file of captions does. Name another file with --out.")
         return row
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """None is longer than a caption can be, so that whatever is named instead of a file of captions fits into memory"""
+    return iter(lambda: file.readline(MAX_LINE), b"")
 
 
 def _line(row: dict[str, Any]) -> bytes:

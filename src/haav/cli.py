@@ -58,6 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; nothing more to say
         return 1
+    except OSError as error:
+        print(
+            f"the machine refused: {error}.\n"
+            "  What was finished before is safe. Mend it (space, rights, limits), then run the same command again.",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _run(arguments: list[str]) -> int:

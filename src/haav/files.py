@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from haav.errors import DataError
 
 Writer = Callable[[Path], Any]
@@ -34,6 +36,10 @@ def write_together(files: Mapping[Path, Writer]) -> None:
             os.chmod(name, 0o644)
         for path, temporary in staged.items():
             os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"cannot write {path}: {error}.\n  What was there before is untouched. Make room, then run the same again."
+        ) from None
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -294,4 +295,11 @@ def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None
     explain(captioner, captioner.look([Image.new("RGB", (64, 64))]))  # what is missing is said now, not to a client
     if not 0 <= port <= 65535:
         raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
-    uvicorn.run(build_app(captioner, limits, name), host=host, port=port, log_level="warning", timeout_keep_alive=15)
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror}.\n  Give another with --host or --port."
+        ) from None
+    settings = uvicorn.Config(build_app(captioner, limits, name), log_level="warning", timeout_keep_alive=15)
+    uvicorn.Server(settings).run(sockets=[listening])
