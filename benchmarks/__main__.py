@@ -9,12 +9,15 @@ import sys
 from typing import Any
 
 import torch
-from benchmarks.common import end_after, random_captions, release_views, seconds
+from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import growth
+from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.training import self_critical, training
 
+import haav
+from haav.bench import bench, seconds
 from haav.evaluate.reward import CiderReward
 from haav.evaluate.scores import SLOW, evaluate
 from haav.generate import BeamSearch, Generated, generate
@@ -55,6 +58,11 @@ def decoding() -> dict[str, Any]:
         "times faster, the best one": slow / one,
         "times faster if no caption ended before 20 words": slow_whole / whole,
     }
+
+
+def photos() -> dict[str, Any]:
+    """What `haav bench` measures"""
+    return bench(haav.load(), "best")
 
 
 def reward() -> dict[str, Any]:
@@ -102,6 +110,8 @@ BENCHMARKS = {
     "scoring": scoring,
     "scale": scale,
     "growth": growth,
+    "photos": photos,
+    "others": others,
 }
 
 

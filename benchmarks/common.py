@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +11,6 @@ import torch
 from haav.generate import Generated
 from haav.text import EOS
 from haav.types import View
-
-
-def seconds(work: Callable[[], Any], times: int = 5) -> float:
-    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
-    work()
-    found = []
-    for _ in range(times):
-        started = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - started)
-    return min(found)
 
 
 def random_captions(photos: int, each: int, seed: int = 0) -> list[list[str]]:

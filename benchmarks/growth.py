@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import end_after, seconds
+from benchmarks.common import end_after
 
+from haav.bench import seconds
 from haav.describe import blank_view, cost
 from haav.generate import BeamSearch, Generated, generate
 from haav.model.build import build_model, resolve

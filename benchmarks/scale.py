@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import seconds
 
+from haav.bench import seconds
 from haav.config import ModelConfig
 from haav.model.build import build_model, resolve
 from haav.presets import load_config

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import end_after, release_views, seconds
+from benchmarks.common import end_after, release_views
 from benchmarks.plain import plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 
+from haav.bench import seconds
 from haav.evaluate.reward import CiderReward
 from haav.generate import BeamSearch, Generated, generate
 from haav.model.build import build_model

@@ -31,7 +31,7 @@ LAYERS = (
     ("presets", "recipes", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),
     ("retrieval", "look"),
     ("captioner",),
-    ("convert", "describe", "export", "predict", "train", "album", "bundle", "explain", "control"),
+    ("convert", "describe", "bench", "export", "predict", "train", "album", "bundle", "explain", "control"),
     ("ablate", "grids", "report"),
     ("terminal", "web"),
     ("verbs",),

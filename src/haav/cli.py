@@ -40,6 +40,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "calibrate": models.calibrate,
     "control": models.control,
     "ablate": models.ablate,
+    "bench": photos.bench,
     "report": models.report,
 }
 

@@ -1,4 +1,4 @@
-"""Your own photos: caption, explain, serve."""
+"""Your own photos: caption, explain, serve, bench."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from haav.errors import ConfigError, ImageError
-from haav.verbs.common import Overrides, listed, load_captioner
+from haav.verbs.common import Overrides, listed, load_captioner, print_json
 
 
 def caption(
@@ -104,4 +104,22 @@ def serve(
     captioner = load_captioner(model, overrides)
     print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
     server.run(captioner, host, port, name=Path(model).name)
+    return 0
+
+
+def bench(
+    *,
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    json: Annotated[bool, "print JSON"] = False,
+    overrides: Overrides | None = None,
+) -> int:
+    """How fast this machine captions photos, and where the time goes; a minute."""
+    from haav.bench import bench
+
+    found = bench(load_captioner(model, overrides), model)
+    if json:
+        print_json(found)
+        return 0
+    for name, value in found.items():
+        print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
     return 0

@@ -1,0 +1,116 @@
+"""How fast this machine captions photos: what a user waits for, and where the time goes."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+
+from haav.captioner import Captioner
+from haav.describe import cost
+from haav.files import json_of
+from haav.images import load_image
+from haav.views import PhotoBatch, build_extractor
+from haav.views.grid import grid_map
+from haav.views.objects import detections
+
+WORDS = 10
+"""of a caption, for counting FLOPs"""
+
+
+def bench(captioner: Captioner, model: str) -> dict[str, Any]:
+    """Seconds, rates and shares; run it on a machine that does nothing else"""
+    samples = resources.files("haav").joinpath("samples")
+    paths = sorted(str(file) for file in samples.iterdir() if file.name.endswith(".jpg"))
+    images = [load_image(path) for path in paths]
+    eight = [images[number % len(images)] for number in range(8)]
+    fifty = [images[number % len(images)] for number in range(50)]
+    peak = matmul_rate()
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "a large matrix product, GFLOP/s": peak,
+        "cold: a process that captions one photo, s": cold(model, paths[0]),
+    }
+    for beam in (3, 5):
+        found[f"warm: a photo to its caption, beam {beam}, ms"] = 1000 * median(
+            seconds(lambda path=path, beam=beam: captioner.caption(path, beam=beam), 3) for path in paths
+        )
+    found["photos in batches of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
+    seen = captioner.look(eight)
+    found["of that, looking at them, photos/s"] = 8 / seconds(lambda: captioner.look(eight), 3)
+    for name, rate in looking(captioner, eight).items():
+        found[f"  {name}, photos/s"] = rate
+    for batch, own in ((1, captioner.look(images[:1])), (8, seen), (50, captioner.look(fifty))):
+        for beam in (1, 5):
+            took = seconds(lambda own=own, beam=beam: captioner.caption_seen(own, beam=beam), 3)
+            found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
+    flops = cost(captioner.config.model)
+    encoding = (flops.encoding + flops.memory) / 1e9
+    found["GFLOP to read a photo's views, at their longest"] = encoding
+    found["GFLOP a word and caption"] = flops.step / 1e9
+    found["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return found
+
+
+def looking(captioner: Captioner, images: Sequence[Image.Image]) -> dict[str, float]:
+    """Photos a second of both networks, and of what each view adds to them"""
+
+    def photos() -> PhotoBatch:
+        return PhotoBatch([str(number) for number in range(len(images))], images)
+
+    options = captioner.eyes.options if captioner.eyes else {}
+    took = {
+        "EfficientNet-Lite2": seconds(lambda: grid_map(photos()), 3),
+        "YOLOv4-tiny": seconds(lambda: detections(photos()), 3),
+    }
+    seen = photos()
+    for name in captioner.views:
+        extractor = build_extractor(name, **options)
+        took[f"{name}, its networks not counted"] = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
+    return {name: len(images) / each for name, each in took.items()}
+
+
+def cold(model: str, path: str) -> float:
+    words = [sys.executable, "-m", "haav", "caption", path, "--model", model, "--json"]
+
+    def once() -> None:
+        done = subprocess.run(words, capture_output=True, check=True)
+        assert json_of(done.stdout)["caption"]
+
+    return seconds(once, 2)
+
+
+def matmul_rate(size: int = 2048) -> float:
+    """GFLOP/s of a product of two square matrices: what the machine can do at best"""
+    one, other = torch.randn(2, size, size)
+    return 2 * size**3 / seconds(lambda: one @ other, 5) / 1e9
+
+
+def seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
+    work()
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def machine() -> str:
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    threads = torch.get_num_threads()
+    kind = named[0] if named else platform.machine()
+    return f"{kind}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
