@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from haav.ablate import Grid, Outcome, Row, grid_names, interval, load_grid, run_grid, table
+from haav.ablate import Grid, Outcome, Row, _environment, grid_names, interval, load_grid, run_grid, table
 from haav.cli import main
 from haav.errors import ConfigError, TrainingError
 from haav.presets import flags_from, load_config
@@ -111,3 +111,31 @@ def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, reason: str) ->
         load_grid(str(tmp_path / "grid.yaml"))
     with pytest.raises(ConfigError, match="unknown grid 'encoding'. Did you mean 'encodings'"):
         load_grid("encoding")
+
+
+def test_rows_are_compared_with_the_reference_seed_by_seed() -> None:
+    rows = (Row("mean", {}, {}), Row("HAAV", {}, {}))
+    grid = Grid("", "toy", {}, (0, 1, 2), rows, reference="HAAV")
+    scores = {"HAAV": (0.5, 0.6, 0.7), "mean": (0.49, 0.58, 0.67)}
+    outcomes = [
+        Outcome(name, seed, {"CIDEr": value, "BLEU-4": 0.1, "ROUGE-L": 0.2}, "val", 1, 1.0, 1.0, 1.0, 1.0, [])
+        for name, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    heads, mean, own = table(grid, outcomes)
+    place = heads.index("CIDEr − HAAV")
+    half = 4.303 * 1.0 / math.sqrt(3)  # the differences are -1, -2, -3
+    assert mean[place] == f"-2.0 ± {half:.1f}"
+    assert own[place] == ""
+
+
+def test_a_reference_that_is_no_row_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(TINY + "reference: HAV\n")
+    with pytest.raises(ConfigError, match="Did you mean 'HAAV'"):
+        load_grid(str(tmp_path / "grid.yaml"))
+
+
+def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert _environment(3)["OMP_NUM_THREADS"] == "2"
+    assert _environment(20)["OMP_NUM_THREADS"] == "1"

@@ -58,6 +58,8 @@ class Grid:
     settings: Mapping[str, str]
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
+    reference: str = ""
+    """the row that the others are compared with, if there is one"""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,15 @@ def load_grid(name: str) -> Grid:
             _dotted(tree.get("base") or {}),
             tuple(int(seed) for seed in tree.get("seeds", [0])),
             rows,
+            str(tree.get("reference") or ""),
         )
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{name} is not a grid: {error}. It needs 'recipe' and 'rows' with a 'name' each.") from None
     names = [_slug(row.name) for row in grid.rows]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"{name}: rows need names that differ, in letters and digits too.")
+    if grid.reference and grid.reference not in {row.name for row in grid.rows}:
+        raise ConfigError(unknown("row", grid.reference, [row.name for row in grid.rows]))
     find_recipe(grid.recipe)
     return grid
 
@@ -130,7 +135,7 @@ def run_grid(
         done = read_outcome(place)
         if done is None:
             report(f"{row.name}, seed {seed}: begins")
-            done = _train(grid, row, seed, place, overrides)
+            done = _train(grid, row, seed, place, overrides, workers)
         report(f"{row.name}, seed {seed}: CIDEr {100 * done.scores['CIDEr']:.1f} on {done.split}")
         return done
 
@@ -153,7 +158,7 @@ def read_outcome(place: Path) -> Outcome | None:
         raise TrainingError(f"{place / RESULT} is damaged: {error}. Delete it, and the run is scored again.") from None
 
 
-def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str, str]) -> Outcome:
+def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str, str], workers: int) -> Outcome:
     place.parent.mkdir(parents=True, exist_ok=True)
     settings = {**grid.settings, **overrides, **row.settings, "train.seed": str(seed)}
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
@@ -161,7 +166,8 @@ def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str,
     words = ["--resume", str(place)] if resuming else [grid.recipe, "--out", str(place), *flags]
     started = time.monotonic()
     with open(place.with_suffix(".log"), "ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "haav", "train", *words], stdout=log, stderr=log)
+        command = [sys.executable, "-m", "haav", "train", *words]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment(workers))
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -175,6 +181,13 @@ def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str,
     text = json.dumps(asdict(outcome), indent=1)
     write_atomically(place / RESULT, lambda file: file.write_text(text, encoding="utf-8"))
     return outcome
+
+
+def _environment(workers: int) -> dict[str, str]:
+    """Runs side by side share the cores instead of fighting for them."""
+    if workers == 1:
+        return dict(os.environ)
+    return {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
 
 
 def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -> Outcome:
@@ -228,7 +241,8 @@ def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A line a row of the grid, the heads first; scores × 100 as papers print them"""
-    heads = ["", *METRICS, *(f"paper {name}" for name in _printed(grid)), "seeds", "M parameters"]
+    against = [f"CIDEr − {grid.reference}"] if grid.reference else []
+    heads = ["", *METRICS, *against, *(f"paper {name}" for name in _printed(grid)), "seeds", "M parameters"]
     lines = [[*heads, "GFLOP a photo", "captions/s", "peak GB", "minutes"]]
     for row in grid.rows:
         own = [outcome for outcome in outcomes if outcome.row == row.name]
@@ -237,7 +251,9 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
         cells = [row.name]
         for name in METRICS:
             mean, half = interval([100 * outcome.scores[name] for outcome in own])
-            cells.append(f"{mean:.1f}" if np.isnan(half) else f"{mean:.1f} ± {half:.1f}")
+            cells.append(_plus_minus(mean, half, ""))
+        if grid.reference:
+            cells.append(_difference(own, [outcome for outcome in outcomes if outcome.row == grid.reference]))
         cells += [f"{row.paper[name]:g}" if name in row.paper else "" for name in _printed(grid)]
         cells += [" ".join(str(outcome.seed) for outcome in own), f"{own[0].parameters / 1e6:.1f}"]
         cells += [f"{own[0].gigaflops:.2f}"]
@@ -245,6 +261,17 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
             cells.append(f"{np.mean([getattr(outcome, name) for outcome in own]):.1f}")
         lines.append(cells)
     return lines
+
+
+def _difference(own: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
+    """CIDEr of a row minus the reference's, seed by seed"""
+    theirs = {outcome.seed: outcome.scores["CIDEr"] for outcome in reference}
+    pairs = [100 * (outcome.scores["CIDEr"] - theirs[outcome.seed]) for outcome in own if outcome.seed in theirs]
+    return _plus_minus(*interval(pairs), "+") if pairs and list(own) != list(reference) else ""
+
+
+def _plus_minus(mean: float, half: float, sign: str) -> str:
+    return f"{mean:{sign}.1f}" if np.isnan(half) else f"{mean:{sign}.1f} ± {half:.1f}"
 
 
 def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
@@ -285,6 +312,7 @@ def _tree(grid: Grid) -> dict[str, Any]:
         "recipe": grid.recipe,
         "base": dict(grid.settings),
         "seeds": list(grid.seeds),
+        "reference": grid.reference,
         "rows": rows,
     }
 
