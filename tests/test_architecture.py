@@ -26,6 +26,7 @@ LAYERS = (
         "views",
         "evaluate",
         "calibrate",
+        "consensus",
         "portable",
     ),
     ("presets", "recipes", "generate", "pretrained", "data", "extract", "importers", "shards", "predictions"),

@@ -14,6 +14,7 @@ from PIL import Image
 
 from haav.calibrate import confidence
 from haav.config import Config, override
+from haav.consensus import by_consensus
 from haav.data.collate import collate
 from haav.errors import ConfigError, unknown
 from haav.generate import (
@@ -180,7 +181,8 @@ class Captioner:
                 raise ConfigError(f"'{word}' cannot be demanded and forbidden at once.")
         device = next(self.model.parameters()).device
         generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-        strategy = build_strategy(decode, self.vocabulary, must, n_best, generator)
+        sentences = _sentences(views, self.views) if decode.consensus else None
+        strategy = build_strategy(decode, self.vocabulary, must, None if sentences else n_best, generator)
         rules = build_rules(decode, self.vocabulary, never)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(device) for name, view in views.items()})
@@ -189,17 +191,22 @@ class Captioner:
         if decode.collapse_repeats:
             found = collapse_repeats(found)
         found = found.cpu()
-        return [self._captions(found, photo, names, n_best) for photo in range(len(found.tokens))]
+        captions = []
+        for photo in range(len(found.tokens)):
+            possible = self._captions(found, photo, names)
+            best = by_consensus(possible, sentences[photo] if sentences else (), self.vocabulary, decode)[:n_best]
+            captions.append(replace(best[0], n_best=tuple(best[1:])))
+        return captions
 
-    def _captions(self, found: Generated, photo: int, names: tuple[str, ...], n_best: int) -> Caption:
+    def _captions(self, found: Generated, photo: int, names: tuple[str, ...]) -> list[Caption]:
         captions = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
-        possible = [caption for caption in captions if caption.logprob > -math.inf][:n_best]
+        possible = [caption for caption in captions if caption.logprob > -math.inf]
         if not possible:
             raise ConfigError(
                 "no caption says all that must be said within max_words and the other rules.\n"
                 "  Demand fewer words, forbid fewer, or raise decode.max_words."
             )
-        return replace(possible[0], n_best=tuple(possible[1:]))
+        return possible
 
     def _caption(self, found: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:
         tokens, logprobs = found.tokens[photo, rank].tolist(), found.logprobs[photo, rank].tolist()
@@ -217,3 +224,12 @@ class Captioner:
         )
         sure = sum(word.confidence for word in words) / len(words) if words else 0.0
         return Caption(" ".join(texts), words, sum(logprobs), sure)
+
+
+def _sentences(views: Views, order: Sequence[str]) -> Sequence[Sequence[str]] | None:
+    """What was retrieved for each photo, nearest first, if a view says it: one whose tokens have a rank and a text"""
+    for name in order:
+        view = views.get(name)
+        if view is not None and view.labels is not None and "rank" in view.indices:
+            return view.labels
+    return None

@@ -99,6 +99,8 @@ class DecodeConfig:
     allow_unk: bool = setting(False, "<unk> may be said")
     allow_cut: bool = setting(False, 'captions may stop short, at max_words or after a word like "with"')
     collapse_repeats: bool = setting(False, "a word that follows itself is shown once")
+    consensus: float = setting(0.0, "what full agreement with the photo's retrieved sentences adds to a caption", low=0)
+    consensus_of: int = setting(8, "retrieved sentences that are asked, the nearest", low=1)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class View:
     """name → (B, S) int64"""
     boxes: Tensor | None = None
     """(B, S, 4): x1, y1, x2, y2 as fractions of the photo"""
+    labels: tuple[tuple[str, ...], ...] | None = None
+    """for each photo, what a reader calls each of its tokens: a class, a sentence"""
 
     def to(self, device: Any) -> View:
         return View(
@@ -56,6 +58,7 @@ class View:
             self.mask.to(device),
             {name: index.to(device) for name, index in self.indices.items()},
             None if self.boxes is None else self.boxes.to(device),
+            self.labels,
         )
 
 
@@ -266,7 +269,7 @@ class Caption:
     confidence: float
     """mean of its words': the share of them that people would use too"""
     n_best: tuple[Caption, ...] = ()
-    """the other beams, most probable first"""
+    """further captions, the best first"""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"caption": self.text, "confidence": round(self.confidence, 4)}

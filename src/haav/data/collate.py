@@ -32,6 +32,7 @@ def stack(photos: Sequence[PhotoView]) -> View:
         mask=torch.arange(longest) < lengths[:, None],
         indices={name: _pad([photo.indices[name] for photo in photos], longest) for name in first.indices},
         boxes=None if first.boxes is None else _pad([_boxes(photo) for photo in photos], longest),
+        labels=tuple(photo.labels or () for photo in photos) if any(photo.labels for photo in photos) else None,
     )
 
 

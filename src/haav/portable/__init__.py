@@ -19,16 +19,17 @@ from PIL import Image
 
 from haav.calibrate import confidence
 from haav.config import ConfidenceConfig, DecodeConfig
+from haav.consensus import by_consensus
 from haav.errors import CheckpointError, ConfigError
 from haav.files import json_of
 from haav.images import Picture, load_image
-from haav.portable.eyes import PortableEyes, session
+from haav.portable.eyes import SENTENCES, PortableEyes, session
 from haav.portable.search import Found, Search
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, Word
 
 Arrays = dict[str, np.ndarray]
-"""a view of one photo: `tokens`, its positions by name, `boxes`"""
+"""a view of one photo: `tokens`, its positions by name, `boxes`, `sentences`"""
 
 FORMAT = "haav-portable-1"
 ABOUT, READER, STEP, EYES, WORDS, TEXTS = (
@@ -98,9 +99,17 @@ class PortableCaptioner:
         if not photos:
             return []
         memory = dict(zip(self.memory, self.reader.run(None, self._feed(seen, photos)), strict=True))
-        search = Search(self.decode, self.vocabulary, beam, n_best)
+        sentences = self._sentences(seen) if self.decode.consensus else None
+        search = Search(self.decode, self.vocabulary, beam, beam if sentences else n_best)
         found = search(lambda words, past, at: self._next(words, past, at, memory), self._no_past(photos), photos)
-        return [self._captions(own) for own in found]
+        return [self._captions(own, n_best, sentences[photo] if sentences else []) for photo, own in enumerate(found)]
+
+    def _sentences(self, seen: Mapping[str, Sequence[Arrays]]) -> list[list[str]] | None:
+        for name, spec in self.views.items():
+            views = seen.get(name, [])
+            if "rank" in spec["indices"] and any(SENTENCES in view for view in views):
+                return [[str(text) for text in view.get(SENTENCES, ())] for view in views]
+        return None
 
     def _feed(self, seen: Mapping[str, Sequence[Arrays]], photos: int) -> Arrays:
         """Views padded to the longest of each; one that is left out is absent for every photo"""
@@ -136,11 +145,12 @@ class PortableCaptioner:
         scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
         return scores, trust, known
 
-    def _captions(self, found: list[Found]) -> Caption:
+    def _captions(self, found: list[Found], n_best: int, sentences: Sequence[str]) -> Caption:
         possible = [self._caption(one) for one in found if one.logprob > -math.inf]
         if not possible:
             raise ConfigError("no caption fits decode.max_words and the other rules.")
-        return replace(possible[0], n_best=tuple(possible[1:]))
+        best = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
+        return replace(best[0], n_best=tuple(best[1:]))
 
     def _caption(self, found: Found) -> Caption:
         texts = self.vocabulary.decode([int(word) for word in found.words if word != PAD])

@@ -23,6 +23,8 @@ SMALL, LARGE = "pixels.small", "pixels.large"
 BOXES, SCORES, DEEP, FINE = "objects.boxes", "objects.scores", "objects.deep", "objects.fine"
 QUERY = ".query"
 """after a text view's name: what its sentences are searched with"""
+SENTENCES = "sentences"
+"""of a view of one photo: the texts of its tokens"""
 
 
 def session(path: Path, threads: int) -> Any:
@@ -59,14 +61,15 @@ class PortableEyes:
             return objects({part: found[part][photo] for part in (BOXES, SCORES, DEEP, FINE)}, **about["suppress"])
         if name + QUERY in found:
             assert self.texts is not None
-            tokens = self.texts.nearest(found[name + QUERY][photo], about["indices"]["rank"])
+            rows = self.texts.nearest(found[name + QUERY][photo], about["indices"]["rank"])
+            tokens, more = self.texts.vectors[rows], {SENTENCES: self.texts.sentences[rows]}
         else:
-            tokens = found[name][photo]
+            tokens, more = found[name][photo], {}
         # Tokens stand row by row, crop by crop: the first position is the slower one.
         (_, (inner, size)) = about["indices"].items()
         places = np.arange(len(tokens))
         outer = next(iter(about["indices"]))
-        return {"tokens": tokens, outer: places // size, inner: places % size}
+        return {"tokens": tokens, outer: places // size, inner: places % size, **more}
 
 
 class Texts:
@@ -76,7 +79,7 @@ class Texts:
         try:
             tensors = load_file(folder / "vectors.safetensors")
             lines = (folder / "entries.jsonl").read_text(encoding="utf-8").splitlines()
-            self.sentences = [str(json_of(line)[0]) for line in lines]
+            self.sentences = np.array([str(json_of(line)[0]) for line in lines])
             self.vectors = tensors["vectors"].astype(np.float32)
             if "scales" in tensors:
                 self.vectors *= tensors["scales"]
@@ -84,12 +87,11 @@ class Texts:
             raise CheckpointError(f"text database {folder} is damaged: {error}.") from None
 
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """queries (crops, D) → vectors (crops × count, D) of the nearest sentences, crop by crop, nearest first"""
+        """queries (crops, D) → rows (crops × count) of the nearest sentences, crop by crop, nearest first"""
         scores = queries @ self.vectors.T
         some = np.argpartition(-scores, count, axis=1)[:, :count]
         order = np.argsort(-np.take_along_axis(scores, some, axis=1), axis=1, kind="stable")
-        found: np.ndarray = self.vectors[np.take_along_axis(some, order, axis=1).ravel()]
-        return found
+        return np.take_along_axis(some, order, axis=1).ravel()
 
 
 def objects(
