@@ -97,6 +97,9 @@ def test_one_bad_photo_ends_no_study_and_nothing_to_measure_is_said(
     shown = capsys.readouterr().err
     assert "broken.jpg" in shown
     assert "nothing to measure on" in shown
+    (tmp_path / "some.jsonl").write_text('{"image": "cat.jpg", "caption": "x", "split": "val"}')
+    assert main(["control", "mask", *words, "--dataset", str(tmp_path / "some.jsonl")]) == 1
+    assert "broken.jpg" not in capsys.readouterr().err, "it is not of the data set"
 
 
 def test_the_noise_study_is_a_command(tmp_path: Path, captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,8 +261,8 @@ def control(
     *,
     out: Annotated[str, "folder for the figure and the numbers"],
     store: Annotated[str | None, "noise: store with the views of the photos"] = None,
-    dataset: Annotated[str | None, "noise: data set that says which photos"] = None,
-    split: Annotated[str, "noise: which of them"] = "val",
+    dataset: Annotated[str | None, "data set that says which photos; for mask, without it all"] = None,
+    split: Annotated[str, "of the data set: train, val or test"] = "val",
     images: Annotated[str | None, "mask: folder, tar or list of photos"] = None,
     limit: Annotated[int | None, "at most as many photos"] = None,
     cover: Annotated[str, "mask: grey or blur"] = "grey",
@@ -289,7 +289,11 @@ def control(
     elif study == "mask":
         if images is None:
             raise ConfigError("the mask study needs --images.")
-        refs = sources.find_photos(listed(images))[:limit]
+        refs = sources.find_photos(listed(images))
+        if dataset is not None:
+            chosen = {photo.id for photo in load_dataset(dataset).split(split)}
+            refs = [ref for ref in refs if ref.id in chosen]
+        refs = refs[:limit]
         masked = []
         with terminal.progress("photos") as progress:
             for number, ref in enumerate(refs, 1):
