@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from haav import Captioner, __version__
-from haav.cli import main
+from haav.cli import VERBS, main
 from haav.convert import convert
 from haav.text import SPECIAL
 from tiny import VIEWS  # noqa: F401  (keeps torch imported once for the in-process runs)
@@ -178,3 +178,11 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         done = subprocess.run([sys.executable, "-c", script, flag], capture_output=True, text=True, check=True)
         assert "haav" in done.stdout
     assert __version__ in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_help_reads_as_it_was_written(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "%%" not in capsys.readouterr().out

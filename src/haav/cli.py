@@ -73,8 +73,9 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"haav {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser, required=True)
     for name, function in VERBS.items():
-        doc = (inspect.getdoc(function) or "").replace("%", "%%")
-        _add_flags(verbs.add_parser(name, help=doc.splitlines()[0], description=doc), function)
+        doc = inspect.getdoc(function) or ""
+        brief = doc.splitlines()[0].replace("%", "%%")  # argparse formats this one, the description not
+        _add_flags(verbs.add_parser(name, help=brief, description=doc), function)
     if not arguments:
         parser.print_help()
         return 2
