@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +179,15 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         done = subprocess.run([sys.executable, "-c", script, flag], capture_output=True, text=True, check=True)
         assert "haav" in done.stdout
     assert __version__ in done.stdout
+
+
+def test_threads_do_not_wait_awake_for_long_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    main(["describe", "--preset", "nowhere"])
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    main(["describe", "--preset", "nowhere"])
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
