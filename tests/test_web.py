@@ -335,6 +335,9 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:
     page.get_by_role("button", name="Sample photo: cat").click()
     page.wait_for_selector(".word")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.get_by_role("link", name="the API").click()
+    page.wait_for_selector("table")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
