@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from haav.ablate import Grid, Outcome, Row, _environment, grid_names, interval, load_grid, run_grid, table
+from haav.ablate import (
+    Grid,
+    Outcome,
+    Row,
+    _environment,
+    grid_names,
+    interval,
+    load_grid,
+    read_outcome,
+    run_folder,
+    run_grid,
+    table,
+)
 from haav.cli import main
 from haav.errors import ConfigError, TrainingError
 from haav.presets import flags_from, load_config
@@ -83,6 +95,23 @@ def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     grid = Grid("", "toy", {"train.epochs": "1"}, (0,), (Row("broken", {"model.heads": "7"}, {}),))
     with pytest.raises(TrainingError, match="broken, seed 0 ended with an error"):
         run_grid(grid, tmp_path, {})
+
+
+def test_a_row_that_fails_is_told_at_once_and_stops_no_other(tmp_path: Path) -> None:
+    rows = (Row("broken", {"model.heads": "7"}, {}), Row("whole", {}, {}))
+    grid = Grid("", "toy", {"train.epochs": "1", "model.d_model": "16"}, (0,), rows)
+    told: list[str] = []
+    with pytest.raises(TrainingError, match="broken, seed 0 ended with an error"):
+        run_grid(grid, tmp_path, {}, report=told.append)
+    assert any("broken, seed 0 ended with an error" in line for line in told[:2])
+    assert read_outcome(run_folder(tmp_path, "whole", 0)) is not None
+
+
+def test_rows_of_a_single_view_have_nothing_to_contrast() -> None:
+    for name in grid_names():
+        for row in load_grid(name).rows:
+            views = row.settings.get("data.views", "a,b").split(",")
+            assert len(views) > 1 or row.settings["contrast.enabled"] == "false", (name, row.name)
 
 
 def test_a_table_has_means_over_seeds_and_the_papers_figure() -> None:

@@ -135,7 +135,11 @@ def run_grid(
         done = read_outcome(place)
         if done is None:
             report(f"{row.name}, seed {seed}: begins")
-            done = _train(grid, row, seed, place, overrides, workers)
+            try:
+                done = _train(grid, row, seed, place, overrides, workers)
+            except TrainingError as error:  # told now; raised when the other rows are done
+                report(str(error))
+                raise
         report(f"{row.name}, seed {seed}: CIDEr {100 * done.scores['CIDEr']:.1f} on {done.split}")
         return done
 
