@@ -24,7 +24,7 @@ def test_damaged_input_is_taken_or_refused(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "cases"), MANY.items())
 def test_much_damaged_input_is_taken_or_refused(kind: str, cases: int) -> None:
     failures = fuzz(kind, cases)["failures"]
-    # LMDB follows a page that is damaged in just the right way, and dies; no check of ours is between (docs/robustness.md)
+    # LMDB follows a page that is damaged in just the right way, and dies; no check of ours is between them.
     lmdb = [text for _, text in failures if kind == "store_files" and text.startswith("died of signal")]
     assert len(lmdb) <= cases / 1000
     assert len(failures) == len(lmdb)
