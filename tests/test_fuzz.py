@@ -11,7 +11,11 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 from fuzz import KINDS, MANY, fuzz, mutate
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("pictures", "annotations", "models", "store_files", "requests")
+"""the others run in the long run only"""
+
+
+@pytest.mark.parametrize("kind", QUICK)
 def test_damaged_input_is_taken_or_refused(kind: str) -> None:
     found = fuzz(kind, 120, first=1_000_000)
     assert found["failures"] == []
