@@ -10,7 +10,6 @@ pytest.importorskip("fastapi", reason="needs the web extra")
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 from fuzz import KINDS, MANY, fuzz, mutate
 
-
 QUICK = ("pictures", "annotations", "models", "store_files", "requests")
 """the others run in the long run only"""
 
