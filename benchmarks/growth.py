@@ -39,7 +39,7 @@ def measure(encoding: str, count: int) -> dict[str, float]:
     spec = ViewSpec(WIDTH, TOKENS)
     views_of = {f"view{number}": spec for number in range(count)}
     sizes = replace(config.model, views=views_of, vocabulary_size=6000, encoding=encoding, aggregator="auto")
-    config, problems = resolve(replace(config, model=sizes))
+    config, problems = resolve(replace(config, model=sizes, contrast=replace(config.contrast, enabled=False)))
     assert not problems, problems
     model = build_model(config.model)
     learner = Learner(model, None, CrossEntropy(0.1), 0.0).train()
