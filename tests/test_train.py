@@ -582,3 +582,15 @@ def test_several_processes_do_what_one_does(tmp_path: Path, ranks: int, objectiv
         assert torch.equal(queue["queue"], queues[0]["queue"])
         assert_close(queue["queue"], alone["queue"], atol=1e-4, rtol=1e-3)
         assert torch.equal(queue["filled"], alone["filled"])
+
+
+def test_a_run_leaves_no_file_open(tmp_path: Path) -> None:
+    def opened() -> list[str]:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return [os.readlink(link) for link in links if link.is_symlink()]
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc")
+    assert main(["train", "toy", "--out", str(tmp_path / "run"), "--train.epochs", "1"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "2"]) == 0
+    assert [name for name in opened() if str(tmp_path) in name] == []

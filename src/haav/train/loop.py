@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,11 @@ def train(
     fabric = _connect(config)
     files.claim()
     setup = prepare(config, files.folder, init)
-    run = _Run(setup, files, report, fabric)
-    run.save()
-    files.begin(setup.config, setup.vocabulary)
-    return run.go()
+    with closing(setup), closing(files):
+        run = _Run(setup, files, report, fabric)
+        run.save()
+        files.begin(setup.config, setup.vocabulary)
+        return run.go()
 
 
 def resume(out: str | Path, epochs: int | None = None, report: Callable[[Status], None] = lambda _: None) -> Outcome:
@@ -79,9 +80,11 @@ def resume(out: str | Path, epochs: int | None = None, report: Callable[[Status]
     if epochs is not None:
         config = override(config, "train", {"epochs": epochs})
     fabric = _connect(config)
-    run = _Run(prepare(config, files.folder, vocabulary=vocabulary), files, report, fabric)
-    run.load()
-    return run.go()
+    setup = prepare(config, files.folder, vocabulary=vocabulary)
+    with closing(setup), closing(files):
+        run = _Run(setup, files, report, fabric)
+        run.load()
+        return run.go()
 
 
 class _Run:

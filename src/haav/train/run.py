@@ -118,6 +118,11 @@ class RunFiles:
         write_atomically(self.folder / CURVES, lambda path: figure.savefig(path, format="png", dpi=110))
         pyplot.close(figure)
 
+    def close(self) -> None:
+        if self._board:
+            self._board.close()
+            self._board = None
+
     def _tensorboard(self) -> Any:
         """None where it is not installed"""
         if self._board is None:

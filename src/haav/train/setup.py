@@ -47,6 +47,12 @@ class Setup:
     def model(self) -> Haav | Ensemble:
         return self.learner.model
 
+    def close(self) -> None:
+        """Let go of the stores' files: who trains again and again in one process would run out of them."""
+        for store in (self.store, *([self.unlabelled.store] if self.unlabelled is not None else [])):
+            if isinstance(store, Store):
+                store.close()
+
     @property
     def saved_config(self) -> Config:
         """What goes into a model directory: no paths of this machine"""
