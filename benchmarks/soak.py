@@ -47,8 +47,9 @@ def watch(process: subprocess.Popen[bytes], seconds: float, done: list[int]) -> 
         rows.append((time.monotonic() - started, megabytes, files))
         print(f"{rows[-1][0]:6.0f} s  {megabytes:8.1f} MB  {files:4} files  {len(done):6} answers", flush=True)
     # The first half warms up: allocators, caches, threads. What grows after that would grow for ever.
-    middle, end = rows[len(rows) // 2], rows[-1]
-    more, files = end[1] / middle[1] - 1, end[2] - middle[2]
+    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    more = max(row[1] for row in second) / max(row[1] for row in first) - 1
+    files = max(row[2] for row in second) - max(row[2] for row in first)
     print(f"second half: memory {100 * more:+.1f} %, files {files:+}")
     return int(more > 0.02 or files > 0)
 
