@@ -28,9 +28,6 @@ from haav.views.grid import grid_map
 from haav.views.objects import detections
 from haav.views.yolo import load_yolo
 
-WORDS = 10
-"""of a caption, for counting FLOPs"""
-
 
 def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     """Seconds, rates and shares; run it on a machine that does nothing else"""
@@ -64,8 +61,7 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
             took = seconds(lambda own=own, beam=beam: captioner.caption_seen(own, beam=beam), 3)
             found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
     flops = cost(captioner.config.model)
-    encoding = (flops.encoding + flops.memory) / 1e9
-    found["GFLOP to read a photo's views, at their longest"] = encoding
+    found["GFLOP to read a photo's views, at their longest"] = (flops.encoding + flops.memory) / 1e9
     found["GFLOP a word and caption"] = flops.step / 1e9
     found["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return found

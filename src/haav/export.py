@@ -109,8 +109,14 @@ class Reader(nn.Module):
         return [f"{name}.{part}" for name, spec in self.specs.items() for part in _parts(spec)]
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        memory = self.model.start(self.model.encode(self.views(flat))).memory
+        pairs = [part.memory for layer in memory for part in layer.sources]
+        kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
+        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present)
+
+    def views(self, flat: Sequence[Tensor]) -> dict[str, View]:
         given = dict(zip(self.inputs(), flat, strict=True))
-        views = {
+        return {
             name: View(
                 given[f"{name}.tokens"],
                 given[f"{name}.mask"],
@@ -119,10 +125,6 @@ class Reader(nn.Module):
             )
             for name, spec in self.specs.items()
         }
-        memory = self.model.start(self.model.encode(views)).memory
-        pairs = [part.memory for layer in memory for part in layer.sources]
-        kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
-        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present)
 
 
 def _parts(spec: ViewSpec) -> list[str]:
@@ -170,7 +172,7 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
         example += [part.expand(PHOTOS, *part.shape[1:]).contiguous() for part in parts.values()]
     with torch.no_grad():
         outputs = reader(*example)
-        sources = model.encode(_example_views(specs, example)).names
+        sources = model.encode(reader.views(example)).names
     layers = range(len(model.decoder.layers))
     kinds = ("keys", "values")
     names = [f"memory.{layer}.{name}.{kind}" for layer in layers for name in sources for kind in kinds]
@@ -181,16 +183,6 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
     axes["memory.present"] = {0: "photos"}
     _write(reader, tuple(example), reader.inputs(), names, axes, path)
     return dict(zip(names, outputs, strict=True))
-
-
-def _example_views(specs: dict[str, ViewSpec], flat: Sequence[Tensor]) -> dict[str, View]:
-    rest = iter(flat)
-    views = {}
-    for name, spec in specs.items():
-        parts = {part: next(rest) for part in _parts(spec)}
-        indices = {index: parts[index] for index in spec.indices}
-        views[name] = View(parts["tokens"], parts["mask"], indices, parts.get("boxes"))
-    return views
 
 
 def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
