@@ -216,7 +216,7 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
     cat = (SAMPLES / "cat.jpg").read_bytes()
     items = [album.Item(str(number), lambda: cat) for number in range(11)]
     assert len(list(album.caption_all(captioner, items, 10))) == 11
-    assert sizes == [10, 1]
+    assert sorted(sizes) == [1, 10]
 
 
 def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ LAYERS = (
         "losses",
         "images",
         "files",
+        "lanes",
         "page",
         "sources",
         "store",

@@ -30,7 +30,7 @@ from haav.pretrained import save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
 from haav.views.objects import ObjectsExtractor, suppress
-from haav.views.pooling import RegionPool
+from haav.views.pooling import pool as pool_torch
 from haav.views.yolo import Detections
 from test_album import SAMPLES, WORDS, save_text_model
 from tiny import VIEWS, tiny_config
@@ -260,11 +260,11 @@ def test_pooling_and_the_choice_of_boxes_are_those_of_the_views() -> None:
     corners = torch.rand(40, 4, generator=generator) * 1.2 - 0.1
     boxes = torch.cat([torch.minimum(corners[:, :2], corners[:, 2:]), torch.maximum(corners[:, :2], corners[:, 2:])], 1)
     pooled = pool(features[0].numpy(), boxes.numpy())
-    np.testing.assert_allclose(pooled, RegionPool(features)(0, boxes).numpy(), atol=1e-5)
+    np.testing.assert_allclose(pooled, pool_torch(features[0], boxes).numpy(), atol=1e-5)
     scores = torch.rand(1, 40, 80, generator=generator) ** 3
     scores[:, :, 3:] *= 0.01  # few classes, so that boxes of one overlap
     found = Detections(boxes[None], scores, torch.randn(1, 512, 13, 13), torch.randn(1, 256, 26, 26))
-    ours = ObjectsExtractor()._photo(found, (RegionPool(found.deep), RegionPool(found.fine)), 0)
+    ours = ObjectsExtractor()._photo(found, 0)
     best, classes = scores[0].max(dim=1)
     assert 1 < len(suppress(boxes, best, classes)) < int((best >= 0.1).sum())
     parts = {"boxes": found.boxes, "scores": found.scores, "deep": found.deep, "fine": found.fine}

@@ -18,7 +18,7 @@ from haav.images import load_image
 from haav.types import PhotoView, ViewSpec
 from haav.views import Extractor, PhotoBatch, build_extractor, efficientnet, folded, yolo
 from haav.views.objects import MAX_OVERLAP, MIN_SCORE, suppress
-from haav.views.pooling import RegionPool
+from haav.views.pooling import pool
 from haav.views.regions import CROPS, crops
 
 EMBEDDED = ("grid", "cells", "objects", "regions")
@@ -72,10 +72,20 @@ def test_fused_and_plain_convolutions_agree(
 ) -> None:
     weight = torch.randn(8, 4 // groups, kernel, kernel)
     conv = folded.FoldedConv(weight, torch.randn(8), stride, groups, activation, padding)
-    x = 3 * torch.randn(2, 4, 13, 10).contiguous(memory_format=torch.channels_last)
+    x = 3 * torch.randn(2, 4, 13, 13).contiguous(memory_format=torch.channels_last)
     found = conv(x)
     monkeypatch.setattr(folded, "_FUSED", None)
     assert_close(found, conv(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [10, 13])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_uneven_padding_is_tensorflows(size: int, kernel: int) -> None:
+    weight, bias, x = torch.randn(8, 4, kernel, kernel), torch.randn(8), torch.randn(2, 4, size, size)
+    before = (kernel - 2) // 2 if size % 2 == 0 else kernel // 2
+    padded = torch.nn.functional.pad(x, (before, kernel // 2) * 2)
+    expected = torch.nn.functional.conv2d(padded, weight, bias, stride=2)
+    assert_close(folded.FoldedConv(weight, bias, 2, 1, "none", padding=-1)(x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_efficientnet_is_the_published_network(photos: dict[str, Image.Image]) -> None:
@@ -182,14 +192,14 @@ def slow_pool(features: torch.Tensor, box: list[float]) -> torch.Tensor:
 def test_pooling_equals_the_slow_obvious_mean(x: float, y: float, w: float, h: float, seed: int) -> None:
     features = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(seed))
     box = [x, y, min(1.0, x + w), min(1.0, y + h)]
-    found = RegionPool(features)(1, torch.tensor([box]))
+    found = pool(features, torch.tensor([box]))[1]
     assert_close(found[0], slow_pool(features[1], box), rtol=1e-3, atol=1e-3)
 
 
 def test_the_whole_photo_pools_to_the_mean_and_a_thin_box_stays_finite() -> None:
     features = torch.randn(1, 3, 9, 9)
     boxes = torch.tensor([[0.0, 0, 1, 1], [1, 1, 1, 1], [0.5, 0.2, 0.5, 0.9]])
-    pooled = RegionPool(features)(0, boxes)
+    pooled = pool(features, boxes)[0]
     assert_close(pooled[0], features[0].mean(dim=(1, 2)))
     assert pooled.isfinite().all()
 

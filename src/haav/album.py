@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,7 @@ from haav.captioner import Captioner
 from haav.errors import DataError, ImageError
 from haav.files import json_of, write_atomically
 from haav.images import MAX_BYTES, load_image
+from haav.lanes import side_by_side
 from haav.sources import photos_of
 from haav.types import Caption
 
@@ -63,8 +64,8 @@ def caption_all(
     captioner: Captioner, items: Iterable[Item], batch: int, views: Sequence[str] | None = None, **options: Any
 ) -> Iterator[Captioned]:
     """In order. `options`: as `Captioner.caption_seen` takes them"""
-    waiting = iter(items)
-    while part := list(islice(waiting, batch)):
+
+    def work(part: list[Item]) -> list[Captioned]:
         images: dict[str, Image.Image] = {}
         errors: dict[str, str] = {}
         for item in part:
@@ -74,8 +75,10 @@ def caption_all(
                 errors[item.name] = str(error)
         found = captioner.caption_seen(captioner.look(list(images.values()), views), **options) if images else []
         captions = dict(zip(images, found, strict=True))
-        for item in part:
-            yield Captioned(item.name, captions.get(item.name), errors.get(item.name, ""))
+        return [Captioned(item.name, captions.get(item.name), errors.get(item.name, "")) for item in part]
+
+    waiting = iter(items)
+    return chain.from_iterable(side_by_side(work, iter(lambda: list(islice(waiting, batch)), [])))
 
 
 class CaptionFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from haav.generate import (
     generate,
 )
 from haav.images import Picture, load_image
+from haav.lanes import side_by_side
 from haav.look import Eyes
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -131,11 +133,12 @@ class Captioner:
         """
         if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
             return self.caption([photos], views=views, **options)[0]
-        captions: list[Caption] = []
-        for at in range(0, len(photos), batch):
-            images = [load_image(photo) for photo in photos[at : at + batch]]
-            captions += self.caption_seen(self.look(images, views), **options)
-        return captions
+
+        def work(part: Sequence[Picture]) -> list[Caption]:
+            return self.caption_seen(self.look([load_image(photo) for photo in part], views), **options)
+
+        parts = (photos[at : at + batch] for at in range(0, len(photos), batch))
+        return list(chain.from_iterable(side_by_side(work, parts)))
 
     def look(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
         """Upright RGB pictures → the model's views of them, or those that are named"""

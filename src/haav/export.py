@@ -30,7 +30,7 @@ from haav.portable.eyes import BOXES, DEEP, FINE, LARGE, QUERY, SCORES, SMALL
 from haav.pretrained import find_model
 from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
 from haav.views import cells, efficientnet, extractors, objects, yolo
-from haav.views.pooling import RegionPool
+from haav.views.pooling import coverage
 from haav.views.regions import CROPS, crops
 from haav.views.text import TextExtractor
 
@@ -219,7 +219,7 @@ class EmbeddedEyes(nn.Module):
         sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
         for name, boxes in (("cells", cells.squares()), ("crops", crops())):
             for number, side in enumerate(sides):
-                self.register_buffer(f"{name}_{number}", _pooling(side, boxes))
+                self.register_buffer(f"{name}_{number}", coverage(boxes, side, side))
 
     def outputs(self) -> list[str]:
         names = [BOXES, SCORES, DEEP, FINE] if "objects" in self.views else []
@@ -252,12 +252,6 @@ class EmbeddedEyes(nn.Module):
             self.get_buffer(f"{name}_{number}") @ part.flatten(2).transpose(1, 2) for number, part in enumerate(maps)
         ]
         return torch.cat(parts, dim=2)
-
-
-def _pooling(side: int, boxes: Tensor) -> Tensor:
-    """(boxes, cells): the mean under a box as a product with the map, found by pooling one cell at a time"""
-    one_cell_each = torch.eye(side * side).view(1, side * side, side, side)
-    return RegionPool(one_cell_each)(0, boxes)
 
 
 def _export_eyes(views: Sequence[str], texts: dict[str, str], path: Path) -> None:

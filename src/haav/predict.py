@@ -14,9 +14,10 @@ from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.ptb import tokenize
+from haav.lanes import side_by_side
 from haav.shards import ShardStore
 from haav.store import Store
-from haav.types import Caption, Progress, quiet
+from haav.types import Batch, Caption, Progress, quiet
 
 
 def predict(
@@ -34,11 +35,17 @@ def predict(
         by_id = {photo.id: photo for photo in photos}
         photos = [by_id[photo] for photo in store.in_order(by_id)]
     stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
+    loader = build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0)
+
+    def work(part: tuple[int, Batch]) -> list[tuple[str, Caption]]:
+        number, photos = part
+        own_seed = None if seed is None else seed + batch * number
+        return list(zip(photos.ids, captioner.caption_views(photos.views, seed=own_seed), strict=True))
+
     done = 0
-    for part in build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0):
-        own_seed = None if seed is None else seed + done
-        yield from zip(part.ids, captioner.caption_views(part.views, seed=own_seed), strict=True)
-        done += len(part.ids)
+    for captions in side_by_side(work, enumerate(loader)):
+        yield from captions
+        done += len(captions)
         progress(done, len(stored))
 
 

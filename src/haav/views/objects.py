@@ -6,7 +6,7 @@ from torch import Tensor
 from haav.types import PhotoView, ViewSpec
 from haav.views import yolo
 from haav.views.base import Extractor, PhotoBatch, extractors
-from haav.views.pooling import RegionPool
+from haav.views.pooling import pool
 
 MIN_SCORE = 0.1
 MAX_OVERLAP = 0.45
@@ -40,14 +40,13 @@ class ObjectsExtractor(Extractor):
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         found = detections(photos)
-        maps = (RegionPool(found.deep), RegionPool(found.fine))
-        return [self._photo(found, maps, number) for number in range(len(photos))]
+        return [self._photo(found, number) for number in range(len(photos))]
 
-    def _photo(self, found: yolo.Detections, maps: tuple[RegionPool, RegionPool], photo: int) -> PhotoView:
+    def _photo(self, found: yolo.Detections, photo: int) -> PhotoView:
         best, classes = found.scores[photo].max(dim=1)
         kept = suppress(found.boxes[photo], best, classes)
         boxes = found.boxes[photo, kept].clamp(0, 1)
-        features = [pool(photo, boxes) for pool in maps]
+        features = [pool(maps[photo], boxes) for maps in (found.deep, found.fine)]
         tokens = torch.cat([*features, found.scores[photo, kept], best[kept, None]], dim=1)
         names = yolo.class_names()
         return PhotoView(tokens, boxes=boxes, labels=tuple(names[number] for number in classes[kept].tolist()))

@@ -8,7 +8,7 @@ from haav.views import efficientnet, yolo
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.grid import grid_map
 from haav.views.objects import detections
-from haav.views.pooling import RegionPool
+from haav.views.pooling import pool
 
 FIVE, NINE = 0.6, 0.4
 """sides of the crops: four corners and the centre at 0.6, three by three at 0.4, as the paper's base model has them"""
@@ -40,8 +40,8 @@ def fingerprint() -> str:
 def describe_regions(photos: PhotoBatch, boxes: Tensor) -> list[Tensor]:
     """boxes (N, 4) as fractions → for each photo (N, 2048): both networks' maps of the whole photo under each box"""
     found = detections(photos)
-    pools = [RegionPool(features) for features in (grid_map(photos), found.deep, found.fine)]
-    return [torch.cat([pool(photo, boxes) for pool in pools], dim=1) for photo in range(len(photos))]
+    parts = [pool(features, boxes) for features in (grid_map(photos), found.deep, found.fine)]
+    return list(torch.cat(parts, dim=2))
 
 
 @extractors.register("regions")

@@ -1,0 +1,75 @@
+"""Batches side by side: the same results in the same order, and nothing left changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from haav.lanes import side_by_side
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_lanes_that_run_at_once() -> None:
+    meeting = threading.Barrier(2, timeout=20)
+
+    def work(part: int) -> tuple[int, int]:
+        meeting.wait()  # nobody gets past it alone
+        return part, torch.get_num_threads()
+
+    assert list(side_by_side(work, range(8))) == [(part, 1) for part in range(8)]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_endless_stream_is_taken_as_it_is_needed() -> None:
+    taken: list[int] = []
+
+    def stream() -> Iterator[int]:
+        number = 0
+        while True:
+            taken.append(number)
+            yield number
+            number += 1
+
+    results = side_by_side(lambda part: part, stream())
+    assert [next(results) for _ in range(10)] == list(range(10))
+    assert len(taken) <= 10 + 2 * 2
+    results.close()
+    assert torch.get_num_threads() == 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane")]
+
+
+def test_a_part_that_is_alone_has_all_threads() -> None:
+    def work(part: int) -> tuple[str, int]:
+        return threading.current_thread().name, torch.get_num_threads()
+
+    assert list(side_by_side(work, [0])) == [(threading.current_thread().name, 2)]
+    assert list(side_by_side(work, [])) == []
+    torch.set_num_threads(1)
+    assert list(side_by_side(work, [0, 1])) == [(threading.current_thread().name, 1)] * 2
+
+
+def test_an_error_comes_in_its_turn_and_ends_the_work() -> None:
+    begun: list[int] = []
+
+    def work(part: int) -> int:
+        begun.append(part)
+        if part == 2:
+            raise ValueError("part 2")
+        return part
+
+    found: list[int] = []
+    with pytest.raises(ValueError, match="part 2"):
+        found.extend(side_by_side(work, range(1000)))
+    assert found == [0, 1]
+    assert len(begun) < 20
+    assert torch.get_num_threads() == 2
