@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-import platform
 import shutil
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import growth
+from benchmarks.loading import loading
 from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.training import self_critical, training
 
 import haav
-from haav.bench import bench, seconds
+from haav.bench import bench, machine, seconds
 from haav.evaluate.reward import CiderReward
 from haav.evaluate.scores import SLOW, evaluate
-from haav.generate import BeamSearch, Generated, generate
+from haav.files import write_atomically
+from haav.generate import BeamSearch, Ending, Generated, generate
 from haav.model.build import build_model
 from haav.presets import load_config
+
+RESULTS, ONE = "bench.json", "--one"
 
 
 def decoding() -> dict[str, Any]:
@@ -102,6 +110,28 @@ def scoring() -> dict[str, Any]:
     }
 
 
+def length() -> dict[str, Any]:
+    """Beam 5, ten photos, the release's sizes: captions of 5, 10 and 20 words"""
+    torch.manual_seed(0)
+    config = load_config("release")
+    model = build_model(config.model).eval()
+    views = release_views(config, 10)
+    took = {}
+    for words in (5, 10, 20):
+
+        @torch.no_grad()
+        def write(words: int = words) -> Generated:
+            return generate(model, model.encode(views), BeamSearch(5), [Ending(words)], max_words=words + 1)
+
+        assert write().lengths.min() == words + 1
+        took[words] = seconds(write, times=3)
+    return {
+        "what": "beam 5, 10 photos: captions of exactly so many words",
+        **{f"{words} words, ms a photo": 100 * each for words, each in took.items()},
+        "power of the number of words": math.log2((took[20] - took[10]) / (took[10] - took[5])),
+    }
+
+
 BENCHMARKS = {
     "decoding": decoding,
     "training": training,
@@ -110,26 +140,47 @@ BENCHMARKS = {
     "scoring": scoring,
     "scale": scale,
     "growth": growth,
+    "length": length,
+    "loading": loading,
     "photos": photos,
     "others": others,
 }
 
 
 def main(names: list[str]) -> int:
+    """Each benchmark has a process, and so a peak of memory, of its own."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         print(f"unknown benchmark '{unknown[0]}'. Available: {', '.join(BENCHMARKS)}.", file=sys.stderr)
         return 2
-    machine = (
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} on {torch.get_num_threads()} threads"
-    )
-    print(machine)
+    about = {"machine": machine(), "cores": os.cpu_count(), "haav": haav.__version__, "day": time.strftime("%Y-%m-%d")}
+    found: dict[str, Any] = {"about": about}
+    print(" · ".join(map(str, about.values())))
     for name in names or BENCHMARKS:
-        for key, value in BENCHMARKS[name]().items():
-            print(f"{name:10} {key}: {value:.4g}" if isinstance(value, float) else f"{name:10} {key}: {value}")
-            sys.stdout.flush()
+        found[name] = _apart(name)
+        for key, value in found[name].items():
+            print(
+                f"{name:13} {key}: {value:.4g}" if isinstance(value, float) else f"{name:13} {key}: {value}", flush=True
+            )
+        write_atomically(Path(RESULTS), lambda file: file.write_text(json.dumps(found, indent=1)))
+    print(f"all of it as JSON: {RESULTS}")
     return 0
 
 
+def _apart(name: str) -> dict[str, Any]:
+    started = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks", ONE, name], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    answer = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"benchmark '{name}' failed.")
+    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return found | {"peak memory, GB": usage.ru_maxrss / 2**20, "took, s": time.monotonic() - started}
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    if sys.argv[1:2] == [ONE]:
+        print(json.dumps(BENCHMARKS[sys.argv[2]]()))
+    else:
+        raise SystemExit(main(sys.argv[1:]))
