@@ -107,13 +107,6 @@ def test_a_row_that_fails_is_told_at_once_and_stops_no_other(tmp_path: Path) -> 
     assert read_outcome(run_folder(tmp_path, "whole", 0)) is not None
 
 
-def test_rows_of_a_single_view_have_nothing_to_contrast() -> None:
-    for name in grid_names():
-        for row in load_grid(name).rows:
-            views = row.settings.get("data.views", "a,b").split(",")
-            assert len(views) > 1 or row.settings["contrast.enabled"] == "false", (name, row.name)
-
-
 def test_a_table_has_means_over_seeds_and_the_papers_figure() -> None:
     grid = Grid("t", "toy", {}, (0, 1), (Row("a", {}, {"CIDEr": 120.5}), Row("b", {}, {})))
     scores = [{"CIDEr": 0.5, "BLEU-4": 0.2, "ROUGE-L": 0.4}, {"CIDEr": 0.7, "BLEU-4": 0.2, "ROUGE-L": 0.4}]

@@ -89,6 +89,9 @@ def test_combinations_that_make_no_sense_are_refused_with_the_reason() -> None:
     three = [(f"--model.views.{view}", "null") for view in ("objects", "text_whole", "text_five")]
     assert "this model has one view" in message(*three, ("--contrast.enabled", "true"))
     assert load_config("paper", flags=flags_from(three)).contrast.enabled is False
+    one = (("--data.views", "cells"),)
+    assert load_config("paper", flags=flags_from(one)).contrast.enabled is False
+    assert "this model has one view" in message(*one, ("--contrast.enabled", "true"))
 
 
 def test_what_is_left_to_the_encoding_is_filled_in() -> None:

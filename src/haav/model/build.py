@@ -43,7 +43,8 @@ def resolve(config: Config) -> tuple[Config, list[str]]:
             f"does not keep them apart.\n  Use --aggregator {encoding.default_aggregator}, or an encoding that keeps "
             f"views: {', '.join(name for name in encodings if encodings.get(name).keeps_views)}."
         )
-    contrast, contrastable = config.contrast, encoding.keeps_views and len(model.views) > 1
+    views = [name for name in config.data.views.split(",") if name] or list(model.views)  # those of the data win
+    contrast, contrastable = config.contrast, encoding.keeps_views and len(views) > 1
     if contrast.enabled is None:
         contrast = replace(contrast, enabled=contrastable)
     elif contrast.enabled and not contrastable:
