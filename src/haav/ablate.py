@@ -25,6 +25,7 @@ import numpy as np
 import yaml
 
 from haav.captioner import Captioner
+from haav.config import Config
 from haav.data.annotations import load_dataset
 from haav.data.toy import make_toy
 from haav.describe import describe
@@ -199,8 +200,7 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
     files = RunFiles(place)
     config, _ = files.read()
     captioner = Captioner.from_pretrained(files.best)
-    paths = make_toy(place / "toy") if config.data.dataset == "toy" else (config.data.dataset, config.data.store)
-    dataset, store = load_dataset(paths[0]), open_store(paths[1])
+    dataset, store = load_dataset(data_of(place, config)[0]), open_store(data_of(place, config)[1])
     split = "test" if dataset.split("test") else "val"
     photos = [photo for photo in dataset.split(split) if photo.captions]
     captions = {photo: caption.text for photo, caption in predict(captioner, store, photos)}
@@ -222,6 +222,13 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
         minutes,
         [(line["epoch"], line["CIDEr"]) for line in log if "CIDEr" in line],
     )
+
+
+def data_of(place: Path, config: Config) -> tuple[Path, Path]:
+    """The captions and the views that a run was trained on"""
+    if config.data.dataset == "toy":
+        return make_toy(place / "toy")
+    return Path(config.data.dataset), Path(config.data.store)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -278,6 +285,17 @@ def _plus_minus(mean: float, half: float, sign: str) -> str:
     return f"{mean:{sign}.1f}" if np.isnan(half) else f"{mean:{sign}.1f} ± {half:.1f}"
 
 
+def mean_curves(grid: Grid, outcomes: Sequence[Outcome]) -> dict[str, list[tuple[int, float]]]:
+    """Row → (epoch, CIDEr × 100 on val, mean over seeds)"""
+    found = {}
+    for row in grid.rows:
+        curves = [dict(outcome.curve) for outcome in outcomes if outcome.row == row.name]
+        epochs = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+        if epochs:
+            found[row.name] = [(at, 100 * float(np.mean([curve[at] for curve in curves]))) for at in epochs]
+    return found
+
+
 def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
     """CIDEr on val by epoch, mean over seeds: which rows over-fit"""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -286,11 +304,8 @@ def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for row in grid.rows:
-        curves = [dict(outcome.curve) for outcome in outcomes if outcome.row == row.name]
-        epochs = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-        if epochs:
-            axes.plot(epochs, [100 * np.mean([curve[at] for curve in curves]) for at in epochs], "o-", label=row.name)
+    for name, curve in mean_curves(grid, outcomes).items():
+        axes.plot(*zip(*curve, strict=True), "o-", label=name)
     axes.set_xlabel("epoch")
     axes.set_ylabel("val CIDEr")
     axes.grid(alpha=0.3)

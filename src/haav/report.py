@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from haav.ablate import CAPTIONS, GRID, Grid, Outcome, interval, load_grid, read_outcome, run_folder, table
-from haav.errors import DataError, ImageError
+from haav.ablate import (
+    CAPTIONS,
+    GRID,
+    Grid,
+    Outcome,
+    data_of,
+    interval,
+    load_grid,
+    mean_curves,
+    read_outcome,
+    run_folder,
+    table,
+)
+from haav.data.annotations import load_dataset
+from haav.errors import DataError, HaavError, ImageError
 from haav.files import json_of
 from haav.images import load_image
 from haav.page import data_uri, part
 from haav.sources import PhotoRef
+from haav.train.run import RunFiles
 
 SHOWN = 10
 """photos with the captions of each row"""
@@ -33,8 +46,9 @@ def render_report(folders: Sequence[str | Path], photos: Mapping[str, PhotoRef] 
 
 _STYLE = """
 svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
-.plot { overflow-x: auto; } .plot img { max-width: 100%; background: #fff; border-radius: .4rem; }
-figure { margin: 0 0 1rem; } figure img { max-width: 18rem; border-radius: .4rem; }
+.plot { overflow-x: auto; }
+figure { margin: 0 0 1.5rem; display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
+figure img { width: 18rem; border-radius: .4rem; } figure table { flex: 1 1 24rem; width: auto; margin: 0; }
 """
 
 
@@ -49,13 +63,11 @@ def _section(folder: Path, photos: Mapping[str, PhotoRef]) -> str:
     heads, *lines = table(grid, outcomes)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     columns = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads)
-    curves = base64.b64encode((folder / "curves.png").read_bytes()).decode() if (folder / "curves.png").exists() else ""
     missing = len(found) - len(outcomes)
     note = f'<p class="soft">{missing} of {len(found)} runs are not done.</p>' if missing else ""
-    picture = f'<div class="plot"><img alt="CIDEr on val by epoch" src="data:image/png;base64,{curves}"></div>'
     return (
         f"<h2>{html.escape(grid.title)}</h2>{note}<div class='plot'>{_bars(grid, outcomes)}</div>"
-        f"<div class='plot'>{_scatter(grid, outcomes)}</div>{picture if curves else ''}"
+        f"<div class='plot'>{_scatter(grid, outcomes)}</div>{_curves(grid, outcomes)}"
         f"<div class='plot'><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"{_captions(folder, grid, photos)}"
     )
@@ -111,8 +123,30 @@ def _scatter(grid: Grid, outcomes: Sequence[Outcome]) -> str:
     return f'<svg role="img" aria-label="Cost against quality" width="860" height="300">{"".join(parts)}</svg>'
 
 
+def _curves(grid: Grid, outcomes: Sequence[Outcome]) -> str:
+    """CIDEr on val by epoch, mean over seeds: which rows over-fit"""
+    curves = mean_curves(grid, outcomes)
+    points = [point for curve in curves.values() for point in curve]
+    if not any(len(curve) > 1 for curve in curves.values()):
+        return ""
+    last, low, high = max(x for x, _ in points), min(y for _, y in points), max(y for _, y in points)
+    parts = ['<text x="420" y="292" text-anchor="middle">epoch</text><text x="8" y="20">CIDEr on val</text>']
+    parts.append('<path d="M50 30V260H740" fill="none" style="stroke:var(--soft)"/>')
+    for number, (name, curve) in enumerate(curves.items()):
+        placed = [(50 + 600 * x / last, 250 - 200 * (y - low) / max(high - low, 1e-9)) for x, y in curve]
+        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
+        parts.append(f'<path d="M{line}" fill="none" style="stroke:var(--v{number % 6});stroke-width:2.5"/>')
+        shift = 4 + 15 * (number % 2)  # names of curves that end together stand apart
+        parts.append(f'<text x="{placed[-1][0] + 8:.1f}" y="{placed[-1][1] + shift:.1f}">{html.escape(name)}</text>')
+    parts.append(f'<text x="46" y="254" text-anchor="end">{low:.0f}</text>')
+    parts.append(f'<text x="46" y="54" text-anchor="end">{high:.0f}</text>')
+    parts.append(f'<text x="650" y="276" text-anchor="middle">{last}</text>')
+    picture = f'<svg role="img" aria-label="CIDEr on val by epoch" width="860" height="300">{"".join(parts)}</svg>'
+    return f"<div class='plot'>{picture}</div>"
+
+
 def _captions(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> str:
-    """What each row says of the same photos; first seed"""
+    """What each row says of the same photos, and what people said; first seed"""
     said = {}
     for row in grid.rows:
         file = run_folder(folder, row.name, grid.seeds[0]) / CAPTIONS
@@ -122,14 +156,27 @@ def _captions(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> str:
         return ""
     names = sorted(set.intersection(*(set(captions) for captions in said.values())))
     chosen = names[:: max(1, len(names) // SHOWN)][:SHOWN]
+    references = _references(run_folder(folder, next(iter(said)), grid.seeds[0]), chosen)
     figures = []
     for name in chosen:
+        rows = [(row, [captions[name]]) for row, captions in said.items()]
+        rows += [("people", references[name])] if name in references else []
         lines = "".join(
-            f'<tr><th scope="row">{html.escape(row)}</th><td>{html.escape(captions[name])}</td></tr>'
-            for row, captions in said.items()
+            f'<tr><th scope="row">{html.escape(who)}</th><td>{"<br>".join(map(html.escape, texts))}</td></tr>'
+            for who, texts in rows
         )
         figures.append(f"<figure>{_photo(photos.get(name), name)}<table>{lines}</table></figure>")
     return f"<h2>{html.escape(grid.title)}: captions side by side</h2>{''.join(figures)}"
+
+
+def _references(place: Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """None where the data that the run was trained on is not there any more"""
+    try:
+        config, _ = RunFiles(place).read()
+        dataset = load_dataset(data_of(place, config)[0])
+    except HaavError:
+        return {}
+    return {photo.id: list(photo.captions) for photo in dataset.photos if photo.id in names}
 
 
 def _photo(ref: PhotoRef | None, name: str) -> str:
