@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from haav.cli import main
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,8 +21,11 @@ def blocks(file: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(encoding="utf-8"), re.S)
 
 
-def test_readme_commands_and_code_run_in_order(tmp_path: Path) -> None:
+def test_readme_commands_and_code_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a copy of what they read, so that `my-model` does not land in the project."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "photos").mkdir()
     for colour in ("red", "green"):
@@ -37,11 +42,8 @@ def test_readme_commands_and_code_run_in_order(tmp_path: Path) -> None:
     for words in ours:
         if words == ["serve"]:
             continue  # does not end by itself: tests/test_web.py
-        done = subprocess.run(
-            [sys.executable, "-m", "haav", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (words, done.stderr)
-        assert done.stdout
+        assert main(words) == 0, (words, capsys.readouterr().err)
+        assert capsys.readouterr().out
     first, second = (
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
         for code in blocks("README.md", "python")
