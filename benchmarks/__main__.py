@@ -19,6 +19,7 @@ from benchmarks.loading import loading
 from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
+from benchmarks.signal import signal
 from benchmarks.training import self_critical, training
 
 import haav
@@ -142,6 +143,7 @@ BENCHMARKS = {
     "growth": growth,
     "length": length,
     "loading": loading,
+    "signal": signal,
     "photos": photos,
     "others": others,
 }
