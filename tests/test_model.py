@@ -505,6 +505,24 @@ def test_pooling_and_gating_are_their_formulas(name: str) -> None:
         assert_close(context[photo], expected)
 
 
+def test_the_weighted_mean_is_its_formula() -> None:
+    part = aggregators.get("weighted_mean")(("a", "b", "c"), layers=1, d_model=8, heads=2, dropout=0.0)
+    query, found = torch.randn(2, 4, 8), torch.randn(2, 4, 3, 8)
+    gathered = part.across(query, found, torch.tensor([[[True, True, True]], [[True, False, True]]]))
+    for photo, views in enumerate(([0, 1, 2], [0, 2])):
+        for word in range(4):
+            asked = part.query(query[photo, word])
+            for head, channels in enumerate((slice(0, 4), slice(4, 8))):
+                scores = [asked[channels] @ part.key(found[photo, word, view])[channels] / 4**0.5 for view in views]
+                weights = torch.stack(scores).softmax(dim=0)
+                assert_close(gathered.weights[photo, word, head, views], weights)
+                mixed = sum(
+                    weight * found[photo, word, view, channels] for weight, view in zip(weights, views, strict=True)
+                )
+                assert_close(gathered.context[photo, word, channels], mixed)
+    assert (gathered.weights[1, :, :, 1] == 0).all()
+
+
 def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
     part = aggregators.get("concat_tokens")(("all",), layers=3, d_model=8, heads=2, dropout=0.0)
     tokens, mask, query = torch.randn(2, 3, 5, 8), torch.ones(2, 5, dtype=torch.bool), torch.randn(2, 4, 8)
