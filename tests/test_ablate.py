@@ -30,7 +30,7 @@ pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TINY = """
 title: Two ways
 recipe: toy
-base: {train: {epochs: 1}}
+base: {train: {epochs: 2, evaluate_every: 1}}
 seeds: [0]
 rows:
   - {name: "mean of views", model: {aggregator: mean}, paper: {CIDEr: 125.2}}
@@ -85,11 +85,14 @@ def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytes
     page = (tmp_path / "report.html").read_text()
     assert page.count("mean of views") >= 4, "bar, point, table, captions"
     assert page.count('<th scope="row">people</th>') == page.count("<figure>") > 0, "what people said stands beside"
+    assert "CIDEr on val by epoch" in page
     assert "https://" not in page
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 1
     (place / "result.json").write_text("{")
     assert main(words) == 1
     assert "is damaged" in capsys.readouterr().err
+    assert main([*words[:-1], "32"]) == 1
+    assert "was begun with other settings: model.d_model 16 instead of 32" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:

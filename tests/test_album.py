@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from haav.bundle import pack
 from haav.captioner import Captioner
 from haav.cli import main
 from haav.errors import CheckpointError, ConfigError, DataError
+from haav.images import load_image
 from haav.model.build import build_model, resolve
 from haav.text import SPECIAL, Vocabulary
 from haav.textdb import Entry, Manifest, TextDatabase
@@ -216,7 +218,32 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
     cat = (SAMPLES / "cat.jpg").read_bytes()
     items = [album.Item(str(number), lambda: cat) for number in range(11)]
     assert len(list(album.caption_all(captioner, items, 10))) == 11
-    assert sorted(sizes) == [1, 10]
+    assert sizes == [10, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "sample", "seed": 3}, {"method": "sample"}])
+def test_batches_side_by_side_say_what_they_say_one_by_one(captioner: Captioner, options: dict[str, object]) -> None:
+    good = [file.read_bytes() for file in sorted(SAMPLES.glob("*.jpg"))]
+    photos = [b"broken" if number == 2 else good[number % len(good)] for number in range(7)]
+    items = [album.Item(str(number), lambda data=data: data) for number, data in enumerate(photos)]
+    found: list[object] = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        rows = [row.to_json() for row in album.caption_all(captioner, items, 2, **options)]
+        captions = [caption.text for caption in captioner.caption(photos[3:], batch=2, **options)]
+        found.append(([(row["image"], row.get("caption"), row.get("error")) for row in rows], captions))
+    torch.set_num_threads(1)
+    assert found[0] == found[1]
+    assert found[0][0][2][1] is None, "the broken one"
+
+
+def test_pictures_read_at_once_leave_warnings_as_they_were() -> None:
+    before = list(warnings.filters)
+    data = (SAMPLES / "cat.jpg").read_bytes()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: load_image(data).size, range(40)))
+    assert list(warnings.filters) == before
 
 
 def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

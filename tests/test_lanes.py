@@ -8,15 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from haav.lanes import side_by_side
+from haav.lanes import MOST, side_by_side
 
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 def test_results_come_in_order_from_lanes_that_run_at_once() -> None:
@@ -73,3 +67,41 @@ def test_an_error_comes_in_its_turn_and_ends_the_work() -> None:
     assert found == [0, 1]
     assert len(begun) < 20
     assert torch.get_num_threads() == 2
+
+
+def test_cores_that_do_not_divide_and_few_parts_leave_none_idle() -> None:
+    def shares(threads: int, parts: int) -> list[int]:
+        torch.set_num_threads(threads)
+        meeting = threading.Barrier(min(threads, parts, MOST), timeout=20)
+
+        def work(part: int) -> int:
+            meeting.wait()
+            return torch.get_num_threads()
+
+        return sorted(side_by_side(work, range(parts)))
+
+    assert shares(7, MOST) == [1, 2, 2, 2]
+    assert shares(8, 2) == [4, 4]
+    assert torch.get_num_threads() == 8
+
+
+def test_calls_that_overlap_give_all_threads_back() -> None:
+    torch.set_num_threads(4)
+    one = side_by_side(lambda part: part, range(9))
+    next(one)
+    seen: list[int] = []
+
+    def other() -> None:
+        work = side_by_side(lambda part: torch.get_num_threads(), range(2))
+        seen.extend(work)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [2, 2], "it shares out what there was before the first call's lanes"
+    one.close()
+    late: list[int] = []
+    thread = threading.Thread(target=lambda: late.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert late == [4]

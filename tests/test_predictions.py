@@ -10,6 +10,7 @@ import torch
 
 from haav.captioner import Captioner
 from haav.cli import main
+from haav.config import override
 from haav.data.annotations import Photo, load_dataset
 from haav.errors import ConfigError, DataError
 from haav.predict import calibrate, predict
@@ -264,11 +265,20 @@ def test_calibration_counts_words_that_people_use() -> None:
         calibrate(captions, [Photo("0", "val")])
 
 
-def test_predict_yields_photos_in_order(world: dict[str, str]) -> None:
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_predict_yields_photos_in_order_however_many_threads_there_are(world: dict[str, str], method: str) -> None:
     photos = load_dataset(world["data.json"]).split("val")
-    with Store(world["store"]) as store:
-        found = [photo for photo, _ in predict(Captioner.from_pretrained(world["all"]), store, photos, batch=2)]
-    assert found == [photo.id for photo in photos]
+    captioner = Captioner.from_pretrained(world["all"])
+    captioner = captioner.with_config(override(captioner.config, "decode", {"method": method}))
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with Store(world["store"]) as store:
+            own = [(photo, caption.text) for photo, caption in predict(captioner, store, photos, batch=2, seed=5)]
+        assert [photo for photo, _ in own] == [photo.id for photo in photos]
+        found.append(own)
+    torch.set_num_threads(1)
+    assert found[0] == found[1]
 
 
 def test_retrieval_alone_says_the_nearest_or_the_most_agreed_on(tmp_path: Path) -> None:

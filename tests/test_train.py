@@ -376,6 +376,8 @@ def test_self_critical_training_starts_from_a_model_and_raises_the_reward(tmp_pa
     loop.train(toy(epochs=5), tmp_path / "xe")
     flags = ("--train.objective", "scst", "--train.lr", "0.001", "--train.warmup_steps", "0")
     loop.train(toy(*flags, epochs=4), tmp_path / "scst", init=tmp_path / "xe" / "best")
+    with pytest.raises(ConfigError, match="reads objects, grid, text, and training it further cannot change that"):
+        loop.train(toy("--data.views", "grid"), tmp_path / "other", init=tmp_path / "xe" / "best")
     before, after = (
         max(row["CIDEr"] for row in RunFiles(tmp_path / name).metrics() if "CIDEr" in row) for name in ("xe", "scst")
     )

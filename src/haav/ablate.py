@@ -39,6 +39,7 @@ from haav.train.run import RunFiles
 
 RESULT, CAPTIONS, GRID = "result.json", "captions.json", "grid.yaml"
 METRICS = ("CIDEr", "BLEU-4", "ROUGE-L")
+PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_store"}
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom"""
 
@@ -133,14 +134,16 @@ def run_grid(
     def work(job: tuple[Row, int]) -> Outcome:
         row, seed = job
         place = run_folder(folder, row.name, seed)
-        done = read_outcome(place)
-        if done is None:
-            report(f"{row.name}, seed {seed}: begins")
-            try:
-                done = _train(grid, row, seed, place, overrides, workers)
-            except TrainingError as error:  # told now; raised when the other rows are done
-                report(str(error))
-                raise
+        settings = {**grid.settings, **overrides, **row.settings, "train.seed": str(seed)}
+        try:
+            _keep_settings(place, settings)
+            done = read_outcome(place)
+            if done is None:
+                report(f"{row.name}, seed {seed}: begins")
+                done = _train(grid.recipe, settings, row.name, seed, place, workers)
+        except TrainingError as error:  # told now; raised when the other rows are done
+            report(str(error))
+            raise
         report(f"{row.name}, seed {seed}: CIDEr {100 * done.scores['CIDEr']:.1f} on {done.split}")
         return done
 
@@ -163,12 +166,10 @@ def read_outcome(place: Path) -> Outcome | None:
         raise TrainingError(f"{place / RESULT} is damaged: {error}. Delete it, and the run is scored again.") from None
 
 
-def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str, str], workers: int) -> Outcome:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    settings = {**grid.settings, **overrides, **row.settings, "train.seed": str(seed)}
+def _train(recipe: str, settings: Mapping[str, str], row: str, seed: int, place: Path, workers: int) -> Outcome:
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
     resuming = (place / "config.yaml").exists()
-    words = ["--resume", str(place)] if resuming else [grid.recipe, "--out", str(place), *flags]
+    words = ["--resume", str(place)] if resuming else [recipe, "--out", str(place), *flags]
     started = time.monotonic()
     with open(place.with_suffix(".log"), "ab") as log:
         command = [sys.executable, "-m", "haav", "train", *words]
@@ -181,11 +182,34 @@ def _train(grid: Grid, row: Row, seed: int, place: Path, overrides: Mapping[str,
             raise
     if os.waitstatus_to_exitcode(status):
         tail = place.with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-        raise TrainingError(f"{row.name}, seed {seed} ended with an error:\n  " + "\n  ".join(tail))
-    outcome = _score(row.name, seed, place, usage.ru_maxrss / 2**20, (time.monotonic() - started) / 60)
+        raise TrainingError(f"{row}, seed {seed} ended with an error:\n  " + "\n  ".join(tail))
+    outcome = _score(row, seed, place, usage.ru_maxrss / 2**20, (time.monotonic() - started) / 60)
     text = json.dumps(asdict(outcome), indent=1)
     write_atomically(place / RESULT, lambda file: file.write_text(text, encoding="utf-8"))
     return outcome
+
+
+def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
+    """A run is gone on with, or taken as done, only with the settings that it began with; data may move."""
+    file = place.with_suffix(".json")
+    if not file.exists() or not (place / "config.yaml").exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(settings, indent=1)
+        write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
+        return
+    try:
+        known = dict(json_of(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise TrainingError(
+            f"{file} is damaged: {error}. Delete it if the run beside it is the one you want."
+        ) from None
+    names = {*known, *settings} - PLACES
+    differ = sorted(name for name in names if known.get(name) != settings.get(name))
+    if differ:
+        changes = ", ".join(f"{name} {known.get(name)} instead of {settings.get(name)}" for name in differ)
+        raise TrainingError(
+            f"{place} was begun with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
+        )
 
 
 def _environment(workers: int) -> dict[str, str]:
@@ -200,10 +224,11 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
     files = RunFiles(place)
     config, _ = files.read()
     captioner = Captioner.from_pretrained(files.best)
-    dataset, store = load_dataset(data_of(place, config)[0]), open_store(data_of(place, config)[1])
+    dataset_path, store_path = data_of(place, config)
+    dataset, store = load_dataset(dataset_path), open_store(store_path)
     split = "test" if dataset.split("test") else "val"
     photos = [photo for photo in dataset.split(split) if photo.captions]
-    captions = {photo: caption.text for photo, caption in predict(captioner, store, photos)}
+    captions = {photo: caption.text for photo, caption in predict(captioner, store, photos, seed=0)}
     text = json.dumps(captions)
     write_atomically(place / CAPTIONS, lambda file: file.write_text(text, encoding="utf-8"))
     scores = evaluate(captions, {photo.id: photo.captions for photo in photos}, skip=SLOW, resamples=1).scores
@@ -240,14 +265,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
-    """`table.md`, `table.csv` and `curves.png` of what is done"""
+    """`table.md`, `table.csv` and, where runs were scored more than once, `curves.png` of what is done"""
     lines = table(grid, outcomes)
     text = "\n".join(["| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])])
     write_atomically(folder / "table.md", lambda file: file.write_text(f"# {grid.title}\n\n{text}\n", encoding="utf-8"))
     buffer = io.StringIO()
     csv.writer(buffer).writerows(lines)
     write_atomically(folder / "table.csv", lambda file: file.write_text(buffer.getvalue(), encoding="utf-8"))
-    write_atomically(folder / "curves.png", lambda file: draw_curves(file, grid, outcomes))
+    if any(len(curve) > 1 for curve in mean_curves(grid, outcomes).values()):
+        write_atomically(folder / "curves.png", lambda file: draw_curves(file, grid, outcomes))
 
 
 def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:

@@ -17,7 +17,6 @@ from haav.captioner import Captioner
 from haav.errors import DataError, ImageError
 from haav.files import json_of, write_atomically
 from haav.images import MAX_BYTES, load_image
-from haav.lanes import side_by_side
 from haav.sources import photos_of
 from haav.types import Caption
 
@@ -65,7 +64,7 @@ def caption_all(
 ) -> Iterator[Captioned]:
     """In order. `options`: as `Captioner.caption_seen` takes them"""
 
-    def work(part: list[Item]) -> list[Captioned]:
+    def work(part: list[Item], seed: int | None) -> list[Captioned]:
         images: dict[str, Image.Image] = {}
         errors: dict[str, str] = {}
         for item in part:
@@ -73,12 +72,14 @@ def caption_all(
                 images[item.name] = load_image(item.read())
             except ImageError as error:
                 errors[item.name] = str(error)
-        found = captioner.caption_seen(captioner.look(list(images.values()), views), **options) if images else []
+        seen = captioner.look(list(images.values()), views) if images else {}
+        found = captioner.caption_seen(seen, seed=seed, **options) if images else []
         captions = dict(zip(images, found, strict=True))
         return [Captioned(item.name, captions.get(item.name), errors.get(item.name, "")) for item in part]
 
     waiting = iter(items)
-    return chain.from_iterable(side_by_side(work, iter(lambda: list(islice(waiting, batch)), [])))
+    parts = iter(lambda: list(islice(waiting, batch)), [])
+    return chain.from_iterable(captioner.side_by_side(work, parts, options.pop("seed", None), **options))
 
 
 class CaptionFile:

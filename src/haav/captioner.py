@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from haav.model.haav import Haav
 from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, PhotoView, Views, Word
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 def load(model: str | Path = "best", device: torch.device | str = "cpu", **options: Any) -> Captioner:
@@ -134,11 +137,25 @@ class Captioner:
         if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
             return self.caption([photos], views=views, **options)[0]
 
-        def work(part: Sequence[Picture]) -> list[Caption]:
-            return self.caption_seen(self.look([load_image(photo) for photo in part], views), **options)
+        def work(at: int, seed: int | None) -> list[Caption]:
+            images = [load_image(photo) for photo in photos[at : at + batch]]
+            return self.caption_seen(self.look(images, views), seed=seed, **options)
 
-        parts = (photos[at : at + batch] for at in range(0, len(photos), batch))
-        return list(chain.from_iterable(side_by_side(work, parts)))
+        parts = range(0, len(photos), batch)
+        return list(chain.from_iterable(self.side_by_side(work, parts, options.pop("seed", None), **options)))
+
+    def side_by_side(
+        self, work: Callable[[Part, int | None], Result], parts: Iterable[Part], seed: int | None, **settings: Any
+    ) -> Iterator[Result]:
+        """`work` of each part and of a seed of its own, in order: at once where the model is on the CPU.
+
+        Samples without a seed follow torch's own random numbers, whichever part comes first.
+        """
+        if seed is None and settings.get("method", self.config.decode.method) == "sample":
+            seed = int(torch.randint(2**31, ()))
+        seeded = ((part, None if seed is None else seed + number) for number, part in enumerate(parts))
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        return (side_by_side if on_cpu else map)(lambda part: work(*part), seeded)
 
     def look(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
         """Upright RGB pictures → the model's views of them, or those that are named"""

@@ -16,6 +16,9 @@ from haav.errors import ImageError
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 
+# Pillow warns of what is checked or mended here. Said once: a context around each picture is not safe with threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 Picture = str | Path | bytes | Image.Image | np.ndarray
 
 
@@ -33,14 +36,12 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     if not data:
         raise ImageError(f"{name} is empty.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of what is checked or mended here
-            with Image.open(io.BytesIO(data), formats=_formats()) as image:
-                width, height = image.size
-                if width * height > most:
-                    raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
-                image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
-                return _to_rgb(image)
+        with Image.open(io.BytesIO(data), formats=_formats()) as image:
+            width, height = image.size
+            if width * height > most:
+                raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
+            image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
+            return _to_rgb(image)
     except ImageError:
         raise
     except Image.DecompressionBombError:

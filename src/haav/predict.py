@@ -14,7 +14,6 @@ from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.ptb import tokenize
-from haav.lanes import side_by_side
 from haav.shards import ShardStore
 from haav.store import Store
 from haav.types import Batch, Caption, Progress, quiet
@@ -37,13 +36,11 @@ def predict(
     stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
     loader = build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0)
 
-    def work(part: tuple[int, Batch]) -> list[tuple[str, Caption]]:
-        number, photos = part
-        own_seed = None if seed is None else seed + batch * number
-        return list(zip(photos.ids, captioner.caption_views(photos.views, seed=own_seed), strict=True))
+    def work(part: Batch, seed: int | None) -> list[tuple[str, Caption]]:
+        return list(zip(part.ids, captioner.caption_views(part.views, seed=seed), strict=True))
 
     done = 0
-    for captions in side_by_side(work, enumerate(loader)):
+    for captions in captioner.side_by_side(work, loader, seed):
         yield from captions
         done += len(captions)
         progress(done, len(stored))

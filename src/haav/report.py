@@ -174,7 +174,7 @@ def _references(place: Path, names: Sequence[str]) -> dict[str, list[str]]:
     try:
         config, _ = RunFiles(place).read()
         dataset = load_dataset(data_of(place, config)[0])
-    except HaavError:
+    except (HaavError, OSError):
         return {}
     return {photo.id: list(photo.captions) for photo in dataset.photos if photo.id in names}
 

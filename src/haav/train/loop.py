@@ -253,7 +253,7 @@ class _Run:
             model.train()
             return
         part = many.share(setup.val)
-        own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part)} if part else {}
+        own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part, seed=0)} if part else {}
         captions = many.gather_texts(own, self.fabric.device)
         model.train()
         scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores

@@ -81,6 +81,12 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
         model = build_model(config.model)
     elif init is not None:
         model, known, vocabulary = load_pretrained(init)
+        wanted = [name for name in data.views.split(",") if name]
+        if wanted and set(wanted) != set(known.model.views):
+            raise ConfigError(
+                f"{init} reads {', '.join(known.model.views)}, and training it further cannot change that to "
+                f"{', '.join(wanted)}.\n  Use --data.views {','.join(known.model.views)}, or leave --init out."
+            )
         config = replace(config, model=known.model)
         model.requires_grad_(True)
     else:

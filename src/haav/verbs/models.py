@@ -207,7 +207,7 @@ def calibrate(
     captioner = load_captioner(model, overrides)
     photos = load_dataset(dataset, split).split(split)
     with Store(store) as opened, terminal.progress("photos") as progress:
-        captions = dict(predict.predict(captioner, opened, photos, progress=progress))
+        captions = dict(predict.predict(captioner, opened, photos, progress=progress, seed=0))
     settings, report = predict.calibrate(captions, photos)
     saved = Captioner.from_pretrained(model)  # as it was: decode settings of this command are not the model's
     saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model)

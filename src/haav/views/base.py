@@ -8,9 +8,10 @@ A third party adds a view with a class like this and one line in its own pyproje
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +25,18 @@ from haav.registry import Registry
 from haav.types import PhotoView, ViewSpec
 
 T = TypeVar("T")
+
+
+def load_once(load: Callable[[], T]) -> Callable[[], T]:
+    """`functools.cache` for networks: threads that come at once wait for one load."""
+    lock, loaded = threading.Lock(), cache(load)
+
+    @wraps(load)
+    def locked() -> T:
+        with lock:
+            return loaded()
+
+    return locked
 
 
 class PhotoBatch:
@@ -58,7 +71,7 @@ class PhotoBatch:
 
 
 class Extractor(ABC):
-    """Subclass, set the fields, write `extract`."""
+    """Subclass, set the fields, write `extract`. Several threads may call it at once, each with photos of its own."""
 
     name: ClassVar[str]
     licence: ClassVar[str]

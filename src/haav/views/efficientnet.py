@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from haav.errors import ViewError
+from haav.views.base import load_once
 from haav.views.folded import FoldedConv, fold
 
 SIZE = 260
@@ -79,7 +80,7 @@ def fingerprint() -> str:
     return hashlib.sha256(weights_path().read_bytes()).hexdigest()[:16]
 
 
-@cache
+@load_once
 def load_efficientnet() -> EfficientNetLite2:
     state = torch.load(weights_path(), map_location="cpu", weights_only=True)
     return EfficientNetLite2(state).eval()

@@ -31,13 +31,16 @@ class FoldedConv(nn.Module):
         self.stride, self.groups, self.padding = stride, groups, padding
         self.activation = activation
         # Zeros before the kernel do what a longer side of padding behind the map does, without a copy of the map.
-        longer = F.pad(weight, (1, 0, 1, 0)).contiguous(memory_format=torch.channels_last)
-        self.longer = nn.Parameter(longer, requires_grad=False) if padding < 0 and stride > 1 else None
+        self.longer = None
+        if padding < 0 and stride > 1:
+            longer = F.pad(weight, (1, 0, 1, 0)).contiguous(memory_format=torch.channels_last)
+            self.longer = nn.Parameter(longer, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, D, H, W), H = W"""
         weight, padding = self.weight, self.padding
         if padding < 0:
+            assert x.shape[2] == x.shape[3], "one padding serves both sides"
             before, padding = _same_padding(x.shape[2], weight.shape[2], self.stride)
             if before < padding:
                 assert self.longer is not None, "a stride of 1 pads evenly"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.errors import ViewError
+from haav.views.base import load_once
 from haav.views.folded import FoldedConv, fold
 
 SIZE = 416
@@ -165,7 +166,7 @@ def class_names() -> tuple[str, ...]:
     return tuple((folder() / "coco.names").read_text().split("\n")[:80])
 
 
-@cache
+@load_once
 def load_yolo() -> YoloTiny:
     sections = read_sections((folder() / "yolov4-tiny.cfg").read_text())
     with open(folder() / "yolov4-tiny.weights", "rb") as file:
