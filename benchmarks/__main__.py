@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import end_after, random_captions, release_views
-from benchmarks.growth import growth
+from benchmarks.growth import exponent, growth
 from benchmarks.loading import loading
 from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
@@ -129,7 +128,7 @@ def length() -> dict[str, Any]:
     return {
         "what": "beam 5, 10 photos: captions of exactly so many words",
         **{f"{words} words, ms a photo": 100 * each for words, each in took.items()},
-        "power of the number of words": math.log2((took[20] - took[10]) / (took[10] - took[5])),
+        "power of the number of words": exponent([took[5], took[10], took[20]]),
     }
 
 
@@ -156,11 +155,13 @@ def main(names: list[str]) -> int:
         print(f"unknown benchmark '{unknown[0]}'. Available: {', '.join(BENCHMARKS)}.", file=sys.stderr)
         return 2
     about = {"machine": machine(), "cores": os.cpu_count(), "haav": haav.__version__, "day": time.strftime("%Y-%m-%d")}
-    found: dict[str, Any] = {"about": about}
+    found: dict[str, Any] = {}
+    if Path(RESULTS).exists():  # what is measured now replaces what was, the rest stays
+        found = json.loads(Path(RESULTS).read_text())
     print(" · ".join(map(str, about.values())))
     for name in names or BENCHMARKS:
-        found[name] = _apart(name)
-        for key, value in found[name].items():
+        found[name] = about | _apart(name)
+        for key, value in list(found[name].items())[len(about) :]:
             print(
                 f"{name:13} {key}: {value:.4g}" if isinstance(value, float) else f"{name:13} {key}: {value}", flush=True
             )
@@ -175,6 +176,7 @@ def _apart(name: str) -> dict[str, Any]:
     assert process.stdout is not None
     answer = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = status
     if status:
         raise SystemExit(f"benchmark '{name}' failed.")
     found: dict[str, Any] = json.loads(answer.splitlines()[-1])

@@ -14,7 +14,7 @@ class WeightedMeanAggregator(TwoTierAggregator):
     """Attend within each view, then take the mean over views, weighed anew for each word and head. Ours.
 
     What was found goes to the words as it is. The paper's Lv2 sends it through a second attention with a residual of
-    its own, which leaves less of the photo in it until much is learnt (docs/results.md).
+    its own, which leaves less of the photo in it until much is learnt: `python -m benchmarks signal`, docs/results.md.
     """
 
     exposes_weights = True
