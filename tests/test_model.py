@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -505,22 +506,26 @@ def test_pooling_and_gating_are_their_formulas(name: str) -> None:
         assert_close(context[photo], expected)
 
 
-def test_the_weighted_mean_is_its_formula() -> None:
-    part = aggregators.get("weighted_mean")(("a", "b", "c"), layers=1, d_model=8, heads=2, dropout=0.0)
-    query, found = torch.randn(2, 4, 8), torch.randn(2, 4, 3, 8)
-    gathered = part.across(query, found, torch.tensor([[[True, True, True]], [[True, False, True]]]))
-    for photo, views in enumerate(([0, 1, 2], [0, 2])):
-        for word in range(4):
-            asked = part.query(query[photo, word])
-            for head, channels in enumerate((slice(0, 4), slice(4, 8))):
-                scores = [asked[channels] @ part.key(found[photo, word, view])[channels] / 4**0.5 for view in views]
-                weights = torch.stack(scores).softmax(dim=0)
-                assert_close(gathered.weights[photo, word, head, views], weights)
-                mixed = sum(
-                    weight * found[photo, word, view, channels] for weight, view in zip(weights, views, strict=True)
-                )
-                assert_close(gathered.context[photo, word, channels], mixed)
-    assert (gathered.weights[1, :, :, 1] == 0).all()
+def test_joint_attention_is_that_over_all_tokens_and_its_shares_are_the_weights() -> None:
+    joint = aggregators.get("joint")(("a", "b"), layers=1, d_model=8, heads=2, dropout=0.0)
+    plain = aggregators.get("concat_tokens")(("a", "b"), layers=1, d_model=8, heads=2, dropout=0.0)
+    plain.attention.load_state_dict(joint.within.state_dict())
+    tokens = (torch.randn(3, 1, 5, 8), torch.randn(3, 1, 2, 8))
+    masks = (torch.ones(3, 5, dtype=torch.bool), torch.tensor([[True, False], [True, True], [True, True]]))
+    present = torch.tensor([[True, True], [True, True], [False, True]])
+    encoded, query = EncodedViews(("a", "b"), tokens, masks, present), torch.randn(3, 4, 8)
+    found, expected = joint(query, joint.remember(encoded)), plain(query, plain.remember(encoded))
+    assert_close(found.context, expected.context)
+    for photo, word, head in itertools.product(range(3), range(4), range(2)):
+        asked = (joint.within.query(query[photo, word]) / 4**0.5)[4 * head : 4 * head + 4]
+        own = []
+        for part, mask, there in zip(tokens, masks, present[photo], strict=True):
+            keys = joint.within.key_value(part[photo, 0])[:, 4 * head : 4 * head + 4]
+            own.append((keys @ asked).exp() * mask[photo] * there)
+        whole = torch.cat(own).sum()
+        assert_close(found.weights[photo, word, head], torch.stack([part.sum() / whole for part in own]))
+        for look, part, there in zip(found.looks, own, present[photo], strict=True):
+            assert_close(look[photo, 0, head, word], part / part.sum() if there else torch.zeros_like(part))
 
 
 def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:

@@ -37,8 +37,8 @@ class Aggregator(nn.Module, ABC):
         """query (B, N, D), the self-attended words of all captions of a photo → context (B, N, D)"""
 
 
-class TwoTierAggregator(Aggregator):
-    """Attend within each view by one cross-attention that all views share; a subclass goes across.
+class ViewAggregator(Aggregator):
+    """Looks at each view by one cross-attention that all views share.
 
     Where the decoder sees several encoder layers, each is attended to and an attention over the
     results picks among them (the release does so, the paper has one layer).
@@ -58,16 +58,24 @@ class TwoTierAggregator(Aggregator):
         )
         return Memory(tuple(sources), encoded.present)
 
+    def pick_layers(self, query: Tensor, found: Tensor) -> Tensor:
+        """query (..., 1 or V, D), found (..., V, L, D) → (..., V, D)"""
+        if self.across_layers is None:
+            return found.squeeze(-2)
+        chosen, _ = self.across_layers(query, found)
+        return chosen  # type: ignore[no-any-return]
+
+
+class TwoTierAggregator(ViewAggregator):
+    """Attend within each view; a subclass goes across."""
+
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         asked = self.within.ask(query).unsqueeze(1)
         seen = (self.within.look(asked, view.memory, view.mask[:, None, None, None]) for view in memory.sources)
         mixed, looks = zip(*seen, strict=True)
         # Each view is looked at for itself, at its own length; what was found goes on as one: (B, N, V, L, D)
         found = self.within.finish(query[:, :, None, None], torch.stack(mixed, dim=1).permute(0, 3, 1, 2, 4))
-        if self.across_layers is None:
-            chosen = found.squeeze(3)
-        else:
-            chosen, _ = self.across_layers(query[:, :, None], found)
+        chosen = self.pick_layers(query[:, :, None], found)
         return replace(self.across(query, chosen, memory.present[:, None]), looks=looks)
 
     @abstractmethod
