@@ -15,6 +15,7 @@ from haav.data.annotations import Photo, load_dataset
 from haav.errors import ConfigError, DataError
 from haav.predict import calibrate, predict
 from haav.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
+from haav.pretrained import saved_dtype
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, PhotoView, ViewSpec, Word
@@ -245,6 +246,10 @@ def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.Ca
     after = Captioner.from_pretrained(world["all"])
     assert after.config.confidence.offset == report["offset"] != before.config.confidence.offset
     assert after.config.decode == before.config.decode
+    assert saved_dtype(world["all"]) == torch.float32
+    after.save_pretrained(world["all"], torch.float16)
+    assert run("calibrate", world["all"], *data) == 0
+    assert saved_dtype(world["all"]) == torch.float16, "a model that was packed stays small"
     assert run("calibrate", world["all"], *data, "--split", "test") == 1
     assert "never on test" in capsys.readouterr().err
 

@@ -70,6 +70,12 @@ def save_pretrained(
     )
 
 
+def saved_dtype(directory: str | Path) -> torch.dtype:
+    """What the weights of a model directory are kept in"""
+    weights, _ = load_weights(find_model(directory) / WEIGHTS)
+    return next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+
+
 def read_config(directory: str | Path) -> Config:
     """What a model directory says of itself"""
     path = find_model(directory) / CONFIG

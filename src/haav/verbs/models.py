@@ -194,6 +194,7 @@ def calibrate(
     from haav import predict, terminal
     from haav.captioner import Captioner
     from haav.data.annotations import load_dataset
+    from haav.pretrained import saved_dtype
     from haav.store import Store
 
     if split == "test":
@@ -210,7 +211,7 @@ def calibrate(
         captions = dict(predict.predict(captioner, opened, photos, progress=progress, seed=0))
     settings, report = predict.calibrate(captions, photos)
     saved = Captioner.from_pretrained(model)  # as it was: decode settings of this command are not the model's
-    saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model)
+    saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model, saved_dtype(model))
     print_json({"offset": settings.offset, "slope": settings.slope, **report})
     return 0
 
