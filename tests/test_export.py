@@ -121,7 +121,9 @@ def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, A
         {"encoding": "unshared", "aggregator": "mean"},
         {"encoding": "concat_views", "aggregator": "concat_tokens"},
         {"aggregator": "sigmoid", "cls": "mean", "encoder_outputs": "all"},
+        {"aggregator": "joint"},
         {"aggregator": "joint", "encoder_outputs": "all"},
+        {"aggregator": "concat_tokens"},
         {"memory_slots": 0, "encoder_outputs": "all"},
     ],
 )

@@ -524,8 +524,7 @@ def test_joint_attention_is_that_over_all_tokens_and_its_shares_are_the_weights(
             own.append((keys @ asked).exp() * mask[photo] * there)
         whole = torch.cat(own).sum()
         assert_close(found.weights[photo, word, head], torch.stack([part.sum() / whole for part in own]))
-        for look, part, there in zip(found.looks, own, present[photo], strict=True):
-            assert_close(look[photo, 0, head, word], part / part.sum() if there else torch.zeros_like(part))
+        assert_close(found.looks[0][photo, 0, head, word], torch.cat(own) / whole)
 
 
 def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
@@ -665,3 +664,20 @@ def test_looks_are_where_each_word_looks_within_each_view(outputs: str) -> None:
             seen = mask[:, None, None, None]
             assert_close(look.masked_fill(~seen, 0).sum(dim=-1)[mask.any(dim=1)], look.sum(dim=-1)[mask.any(dim=1)])
             assert (look.masked_fill(seen, 0)[mask.any(dim=1)] == 0).all(), "padding is never looked at"
+
+
+@pytest.mark.parametrize("outputs", ["last", "all"])
+def test_what_joint_looks_at_in_a_view_is_what_its_attention_over_that_view_alone_would(outputs: str) -> None:
+    joint = tiny_model(encoder_outputs=outputs, aggregator="joint", decoder_layers=1).eval()
+    views, captions = random_views(), random_captions(3, 2, 5)
+    encoded = joint.encode(views)
+    whole = joint.decode(captions, joint.start(encoded)).looks_by_view(encoded)
+    for number, (name, mask) in enumerate(zip(encoded.names, encoded.masks, strict=True)):
+        only = torch.zeros_like(encoded.present)
+        only[:, number] = encoded.present[:, number]
+        alone = replace(encoded, present=only)
+        looks = joint.decode(captions, joint.start(alone)).looks_by_view(alone)[number]
+        there = encoded.present[:, number]
+        assert there.any()
+        assert whole[number].shape == (3, 4, 2 * 5, mask.shape[1])
+        assert_close(whole[number][there], looks[there], msg=name)

@@ -125,7 +125,8 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
     tokens = torch.tensor([[[BOS, *ids[:-1]]]], device=device)
     seen = {name: [view] for name, view in own.items()}
     with torch.no_grad():
-        decoded = model(collate([""], seen, device=device).views, tokens)
+        encoded = model.encode(collate([""], seen, device=device).views)
+        decoded = model.decode(tokens, model.start(encoded))
         targets = torch.tensor(ids, device=device)[None, None, :, None]
         probability = decoded.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
         lost = {}
@@ -139,6 +140,7 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
                 lost[name] = probability - blind.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
     assert decoded.weights is not None
     trust = decoded.weights[0, 0]  # (T, M, H, V)
+    looks = decoded.looks_by_view(encoded)
     return tuple(
         ExplainedWord(
             word.text,
@@ -148,7 +150,7 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
                 name: Look(
                     trust[at, -1, :, number].mean().item(),
                     tuple(tuple(layer) for layer in trust[at, :, :, number].tolist()),
-                    _top(decoded.looks[-1][number][0, -1, :, at].mean(dim=0)[1:]),
+                    _top(looks[number][0, :, at].mean(dim=0)[1:]),
                     lost[name][at].item(),
                 )
                 for number, name in enumerate(model.encoding.names)

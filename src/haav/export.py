@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -99,7 +99,8 @@ def _about(name: str, spec: ViewSpec) -> dict[str, object]:
 
 
 class Reader(nn.Module):
-    """Flat tensors in, flat tensors out: for each decoder layer and view keys and values, then masks, then `present`"""
+    """Flat tensors in, flat tensors out: for each decoder layer and source keys and values, then masks, then `present`,
+    and `owners` where there are any"""
 
     def __init__(self, model: Haav, specs: dict[str, ViewSpec]) -> None:
         super().__init__()
@@ -112,7 +113,8 @@ class Reader(nn.Module):
         memory = self.model.start(self.model.encode(self.views(flat))).memory
         pairs = [part.memory for layer in memory for part in layer.sources]
         kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
-        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present)
+        owners = () if memory[0].owners is None else (memory[0].owners,)
+        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present, *owners)
 
     def views(self, flat: Sequence[Tensor]) -> dict[str, View]:
         given = dict(zip(self.inputs(), flat, strict=True))
@@ -134,22 +136,22 @@ def _parts(spec: ViewSpec) -> list[str]:
 class Step(nn.Module):
     """`Decoder.read` for one word, its place given as a tensor so that the graph serves every place"""
 
-    def __init__(self, model: Haav, sources: int) -> None:
+    def __init__(self, model: Haav, sources: int, owned: bool) -> None:
         super().__init__()
-        self.decoder, self.sources = model.decoder, sources
+        self.decoder, self.sources, self.owned = model.decoder, sources, owned
 
     def forward(self, words: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         layers = len(self.decoder.layers)
         rest = iter(flat)
         pairs = [[KeyValues(next(rest), next(rest)) for _ in range(self.sources)] for _ in range(layers)]
         masks = [next(rest) for _ in range(self.sources)]
-        present = next(rest)
+        present, owners = next(rest), next(rest) if self.owned else None
         past = [KeyValues(next(rest), next(rest)) for _ in range(layers)]
         x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[at + 1])[:, :, None]
         known: list[Tensor] = []
         gathered: Aggregated | None = None
         for layer, own, before in zip(self.decoder.layers, pairs, past, strict=True):
-            memory = Memory(tuple(Source(*part) for part in zip(own, masks, strict=True)), present)
+            memory = Memory(tuple(Source(*part) for part in zip(own, masks, strict=True)), present, owners)
             x, gathered, after = layer(x, before, None, memory)
             known += [after.keys, after.values]
         assert gathered is not None
@@ -172,15 +174,18 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
         example += [part.expand(PHOTOS, *part.shape[1:]).contiguous() for part in parts.values()]
     with torch.no_grad():
         outputs = reader(*example)
-        sources = model.encode(reader.views(example)).names
+        encoded = model.encode(reader.views(example))
+        first = model.start(encoded).memory[0]
+    sources = encoded.names if len(first.sources) == len(encoded.names) else ("all",)
     layers = range(len(model.decoder.layers))
     kinds = ("keys", "values")
     names = [f"memory.{layer}.{name}.{kind}" for layer in layers for name in sources for kind in kinds]
     names += [f"memory.{name}.mask" for name in sources] + ["memory.present"]
+    names += ["memory.owners"] if first.owners is not None else []
     axes = {name: {0: "photos", 1: f"{name.rsplit('.', 1)[0]}.tokens"} for name in reader.inputs()}
     axes |= {name: {0: "photos", 3: f"{name.rsplit('.', 1)[0]}.tokens"} for name in names if name[-4:] != "mask"}
     axes |= {name: {0: "photos", 1: f"{name}.tokens"} for name in names if name.endswith(".mask")}
-    axes["memory.present"] = {0: "photos"}
+    axes |= _axes_of_views(names)
     _write(reader, tuple(example), reader.inputs(), names, axes, path)
     return dict(zip(names, outputs, strict=True))
 
@@ -204,8 +209,15 @@ def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
         axes[name] = {0: "photos", 3: f"{name}.tokens"}
         if name.endswith(".mask"):
             axes[name] = {0: "photos", 1: f"{name}.tokens"}
-    axes["memory.present"] = {0: "photos"}
-    _write(Step(model, sources).eval(), example, inputs, outputs, axes, path)
+    axes |= _axes_of_views(memory)
+    step = Step(model, sources, owned="memory.owners" in memory).eval()
+    _write(step, example, inputs, outputs, axes, path)
+
+
+def _axes_of_views(names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Of what does not belong to one layer"""
+    known = {"memory.present": {0: "photos"}, "memory.owners": {0: "photos", 1: "memory.owners.tokens"}}
+    return {name: known[name] for name in names if name in known}
 
 
 class EmbeddedEyes(nn.Module):

@@ -153,11 +153,15 @@ class Memory:
     """One decoder layer's cross-attention keys and values: made once a photo, shared by its captions."""
 
     sources: tuple[Source, ...]
+    """one a view, or a single one that holds the tokens of all views"""
     present: Tensor
     """(B, V) bool"""
+    owners: Tensor | None = None
+    """of a single source, (B, S, V) float: 1 where a token is seen and is the view's"""
 
     def keep(self, photos: Tensor) -> Memory:
-        return Memory(tuple(source.keep(photos) for source in self.sources), self.present[photos])
+        owners = None if self.owners is None else self.owners[photos]
+        return Memory(tuple(source.keep(photos) for source in self.sources), self.present[photos], owners)
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ class Aggregated:
     weights: Tensor | None
     """(B, N, H, V): how much each head trusts each view at each word; None where a variant has no such thing"""
     looks: tuple[Tensor, ...] = ()
-    """per view (B, L, H, N, 1+S): where in the view each head looks, [CLS] first; () where views are not kept apart"""
+    """per source (B, L, H, N, S): where each head looks, [CLS] of a view first; () where views are not kept apart"""
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,16 @@ class Decoded:
     """(B, C, T, M, H, V): the across-view (Lv2) weights of every decoder layer and head"""
     cache: CacheLike
     looks: tuple[tuple[Tensor, ...], ...] = ()
-    """per decoder layer, per view (B, L, H, C·T, 1+S): the within-view (Lv1) weights"""
+    """per decoder layer, per source (B, L, H, C·T, S): where in it each head looks (Lv1)"""
+
+    def looks_by_view(self, encoded: EncodedViews) -> list[Tensor]:
+        """Per view (B, H, C·T, 1+S), [CLS] first: where in the view the last decoder layer looks at the last encoder
+        layer; sums to 1 where the photo has the view"""
+        import torch
+
+        whole = torch.cat(self.looks[-1], dim=-1)[:, -1]
+        parts = torch.split(whole, [mask.shape[1] for mask in encoded.masks], dim=-1)
+        return [part / part.sum(dim=-1, keepdim=True).clamp(min=1e-9) for part in parts]
 
     @property
     def logprobs(self) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from haav.model.layers import Attention, SetAttention
 from haav.registry import Registry
-from haav.types import Aggregated, EncodedViews, Memory, Source
+from haav.types import Aggregated, EncodedViews, KeyValues, Memory, Source
 
 
 class Aggregator(nn.Module, ABC):
@@ -64,6 +64,17 @@ class ViewAggregator(Aggregator):
             return found.squeeze(-2)
         chosen, _ = self.across_layers(query, found)
         return chosen  # type: ignore[no-any-return]
+
+
+def remember_together(attention: Attention, encoded: EncodedViews) -> Memory:
+    """The tokens of all views as one sequence, in which views that are not there are hidden"""
+    seen = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
+    mask, memory = torch.cat(seen, dim=1), attention.remember(torch.cat(encoded.tokens, dim=2))
+    # Who sees nothing finds nothing, instead of the mean of padding.
+    values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)
+    columns = torch.eye(len(seen), dtype=values.dtype, device=mask.device)
+    owners = torch.cat([part[..., None] * column for part, column in zip(seen, columns, strict=True)], dim=1)
+    return Memory((Source(KeyValues(memory.keys, values), mask),), encoded.present, owners)
 
 
 class TwoTierAggregator(ViewAggregator):

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from haav.model.aggregators.base import Aggregator, aggregators
+from haav.model.aggregators.base import Aggregator, aggregators, remember_together
 from haav.model.aggregators.gate import new_gate
 from haav.model.layers import Attention
-from haav.types import Aggregated, EncodedViews, KeyValues, Memory, Source
+from haav.types import Aggregated, EncodedViews, Memory
 
 
 @aggregators.register("concat_tokens")
@@ -27,12 +27,7 @@ class ConcatTokensAggregator(Aggregator):
         self.gates = nn.ModuleList(new_gate(d_model) for _ in range(layers if layers > 1 else 0))
 
     def remember(self, encoded: EncodedViews) -> Memory:
-        tokens = torch.cat(encoded.tokens, dim=2)
-        seen = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
-        mask, memory = torch.cat(seen, dim=1), self.attention.remember(tokens)
-        # Who sees nothing finds nothing, instead of the mean of padding.
-        values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)
-        return Memory((Source(KeyValues(memory.keys, values), mask),), encoded.present)
+        return remember_together(self.attention, encoded)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
