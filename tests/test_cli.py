@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from haav import Captioner, __version__
+from haav import Captioner, __version__, terminal
 from haav.cli import VERBS, main
 from haav.convert import convert
 from haav.text import SPECIAL
@@ -196,3 +197,16 @@ def test_help_reads_as_it_was_written(words: list[str], capsys: pytest.CaptureFi
         main(words)
     assert ended.value.code == 0
     assert "%%" not in capsys.readouterr().out
+
+
+def test_a_log_tells_the_rate_of_what_was_done_since_it_began(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0, 40.0, 70.0])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with terminal.progress("steps") as bar:
+        bar(401, 1000)  # a run that goes on after 400
+        bar(431, 1000)
+        bar(521, 1000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["431 of 1,000 steps, 1.0/s, 9 min left", "521 of 1,000 steps, 2.0/s, 4 min left"]

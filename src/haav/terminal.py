@@ -115,13 +115,16 @@ def _losses(status: Status) -> str:
 
 def _log_lines(unit: str, every: float = 30.0) -> Callable[..., None]:
     started = spoken = time.monotonic()
+    behind: int | None = None  # done before this began: a resumed run's rate is that of what it does itself
 
     def update(done: int, todo: int, note: str = "") -> None:
-        nonlocal spoken
+        nonlocal spoken, started, behind
         now = time.monotonic()
+        if behind is None:
+            behind, started = (0, started) if done == todo else (done, now)
         if now - spoken >= every or (done == todo and todo):
             spoken = now
-            rate = done / max(now - started, 1e-9)
+            rate = (done - behind) / max(now - started, 1e-9)
             left = f", {(todo - done) / rate / 60:.0f} min left" if rate and done < todo else ""
             tail = f": {note}" if note else ""
             print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}{tail}", file=sys.stderr, flush=True)
