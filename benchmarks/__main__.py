@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
+from benchmarks.int8 import int8
 from benchmarks.loading import loading
 from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
@@ -143,6 +144,7 @@ BENCHMARKS = {
     "length": length,
     "loading": loading,
     "signal": signal,
+    "int8": int8,
     "photos": photos,
     "others": others,
 }

@@ -38,13 +38,8 @@ class FoldedConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, D, H, W), H = W"""
-        weight, padding = self.weight, self.padding
-        if padding < 0:
-            assert x.shape[2] == x.shape[3], "one padding serves both sides"
-            before, padding = _same_padding(x.shape[2], weight.shape[2], self.stride)
-            if before < padding:
-                assert self.longer is not None, "a stride of 1 pads evenly"
-                weight = self.longer
+        assert x.shape[2] == x.shape[3] or self.padding >= 0, "one padding serves both sides"
+        weight, padding = self.kernel(x.shape[2])
         if _FUSED is not None and x.device.type == "cpu" and not torch.onnx.is_in_onnx_export():
             # oneDNN applies the activation while the result is still in the cache: 15 % of the whole time.
             name, scalars = ACTIVATIONS[self.activation]
@@ -57,6 +52,16 @@ class FoldedConv(nn.Module):
         if self.activation == "leaky":
             return F.leaky_relu_(x, 0.1)
         return x
+
+    def kernel(self, size: int) -> tuple[Tensor, int]:
+        """The weights and the padding on either side for a map of this size"""
+        if self.padding >= 0:
+            return self.weight, self.padding
+        before, behind = _same_padding(size, self.weight.shape[2], self.stride)
+        if before == behind:
+            return self.weight, behind
+        assert self.longer is not None, "a stride of 1 pads evenly"
+        return self.longer, behind
 
 
 def fold(
