@@ -106,9 +106,8 @@ def captions(dataset: str, images: str, count: int) -> dict[str, Any]:
     captioner = haav.load()
 
     def write() -> dict[str, str]:
-        return dict(
-            zip(photos, (found.text for found in captioner.caption([*map(_read, photos.values())])), strict=True)
-        )
+        found = captioner.caption([photo.read() for photo in photos.values()])
+        return {name: caption.text for name, caption in zip(photos, found, strict=True)}
 
     network = load_yolo()
     exact = write()
