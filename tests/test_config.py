@@ -23,7 +23,7 @@ def message(*flags: tuple[str, str], preset: str | None = None, file: Path | Non
 def test_presets_are_complete_and_valid(name: str) -> None:
     assert name in preset_names()
     config = load_config(name)
-    assert config.model.aggregator == ("joint" if name == "best" else "hierarchical")
+    assert config.model.aggregator == "hierarchical"
     assert config.contrast.enabled is True
     assert [spec.dim for spec in config.model.views.values()] == [2054, 768, 768, 768]
     again, problems = parse([flatten(to_dict(config))])
