@@ -16,7 +16,7 @@ def describe(
     preset: Annotated[str | None, "starting point: paper, release or best (default)"] = None,
     encoding: Annotated[str | None, "how views are encoded: shared, unshared, concat_views, model_per_view"] = None,
     aggregator: Annotated[
-        str | None, "how words draw on views: hierarchical, concat_tokens, mean, max, sigmoid, tanh"
+        str | None, "how words draw on views: joint, hierarchical, concat_tokens, mean, max, sigmoid, tanh"
     ] = None,
     contrastive: Annotated[str | None, "train with the contrastive loss: true or false"] = None,
     config: Annotated[str | None, "a YAML file of settings on top of the preset"] = None,
