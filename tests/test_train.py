@@ -38,6 +38,7 @@ from haav.shards import export
 from haav.store import Store
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
+from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
 from haav.train.objectives import CrossEntropy, Learner, SelfCritical, StepInput
 from haav.train.run import RunFiles
 from haav.train.schedule import build_schedule
@@ -596,3 +597,17 @@ def test_a_run_leaves_no_file_open(tmp_path: Path) -> None:
     assert main(["train", "toy", "--out", str(tmp_path / "run"), "--train.epochs", "1"]) == 0
     assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "2"]) == 0
     assert [name for name in opened() if str(tmp_path) in name] == []
+
+
+@pytest.mark.parametrize("extra", range(1, 9))
+def test_random_numbers_of_every_process_come_back_wherever_in_the_file_they_lie(tmp_path: Path, extra: int) -> None:
+    """torch reads a state of random numbers in place, and one that is not aligned ends the process"""
+    module = torch.nn.Linear(extra, 1, bias=False)
+    optimizer = torch.optim.AdamW(module.parameters())
+    states = torch.stack([torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)])
+    save_checkpoint(tmp_path / "checkpoint", {"learner": module}, optimizer, Position(step=3), "a run", states)
+    with torch.random.fork_rng(devices=[]):
+        for rank in (0, 1):
+            position = load_checkpoint(tmp_path / "checkpoint", {"learner": module}, optimizer, "a run", rank)
+            assert position == Position(step=3)
+            assert torch.equal(torch.get_rng_state(), states[rank])

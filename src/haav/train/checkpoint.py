@@ -79,7 +79,7 @@ def load_checkpoint(
         draws = parts["rng"].pop("cpu")
         if rank >= len(draws):
             raise CheckpointError(f"{path} is of a run with {len(draws)} processes; resume it with as many.")
-        torch.set_rng_state(draws[rank])
+        torch.set_rng_state(draws[rank].clone())  # torch reads it in place, and in a file it may lie unaligned
         if parts["rng"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([parts["rng"][f"cuda{number}"] for number in range(len(parts["rng"]))])
         return Position(**json_of(facts["position"]))
