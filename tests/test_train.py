@@ -214,15 +214,21 @@ def test_schedules_by_hand() -> None:
     assert [round(cyclic(step), 6) for step in (0, 5, 10, 20)] == [1, 0.5, 0, 1]
 
 
+FLOATS = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
+def test_dropout_drops_its_share_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = torch.ones(401, 503, requires_grad=True)
+    x = torch.ones(401, 503, dtype=dtype, requires_grad=True)
     layer = Dropout(p)
+    assert layer.is_fast(x)
     found = layer(x)
+    assert found.dtype == dtype
     assert (found == 0).float().mean().item() == pytest.approx(p, abs=0.005)
-    assert found.mean().item() == pytest.approx(1, abs=0.02)
-    assert found.max().item() == pytest.approx(1 / (1 - p), rel=1e-4)
+    assert found.float().mean().item() == pytest.approx(1, abs=0.02)
+    assert found.max().item() == pytest.approx(1 / (1 - p), rel=torch.finfo(dtype).eps)
     found.sum().backward()
     assert torch.equal(x.grad, found.detach()), "the gradient goes where the value went"
     assert not torch.equal(layer(x), found)
@@ -232,12 +238,15 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.4, 0.4981, 0.5, 0.9])
 def test_a_share_p_of_all_patterns_lies_below_the_threshold(p: float) -> None:
     patterns = torch.arange(-(2**31), 2**31, 997).to(torch.int32).view(torch.float32)
-    assert (patterns <= threshold(p)).double().mean().item() == pytest.approx(p, abs=1e-6)
+    assert (patterns <= threshold(p, torch.float32)).double().mean().item() == pytest.approx(p, abs=1e-6)
+    patterns = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    assert (patterns <= threshold(p, torch.bfloat16)).double().mean().item() == pytest.approx(p, abs=2**-16)
 
 
-def test_dropout_after_relu_is_both_one_after_the_other() -> None:
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dropout_after_relu_is_both_one_after_the_other(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = torch.randn(300, 200, requires_grad=True)
+    x = torch.randn(300, 200).to(dtype).requires_grad_()
     layer = Dropout(0.3)
     found, scale = layer.after_relu(x * 1.0)
     kept = found != 0

@@ -16,22 +16,24 @@ from torch import Tensor, nn
 _keep_above = torch.ops.aten.threshold_backward.grad_input
 """`_keep_above(x, draws, t, grad_input=out)`: x where draws are above t or no number, else 0"""
 
-_FLOATS = 2**32
-_NEGATIVE = 0x7F800001
-"""how many of the 2³² patterns of a float32 are negative numbers, -0 and -∞ among them"""
+_INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80}
+"""the bits of +∞; as many patterns, and one, are negative numbers, -0 and -∞ among them"""
 
 
-def threshold(p: float) -> float:
-    """The number that a share p of all patterns of 32 bits, read as floats, does not exceed."""
-    count = round(p * _FLOATS)
-    sign, magnitude = (1 << 31, _NEGATIVE - count) if count <= _NEGATIVE else (0, count - _NEGATIVE - 1)
-    return struct.unpack("<f", struct.pack("<I", sign | magnitude))[0]  # type: ignore[no-any-return]
+def threshold(p: float, dtype: torch.dtype) -> float:
+    """The number that a share p of all patterns of so many bits, read as floats, does not exceed."""
+    bits, negative = 8 * dtype.itemsize, _INFINITY[dtype] + 1
+    count = round(p * 2**bits)
+    sign, magnitude = (1 << (bits - 1), negative - count) if count <= negative else (0, count - negative - 1)
+    pattern = (sign | magnitude) << (32 - bits)  # bfloat16 is the upper half of float32
+    return struct.unpack("<f", struct.pack("<I", pattern))[0]  # type: ignore[no-any-return]
 
 
 def draw_like(x: Tensor) -> Tensor:
-    """Any float32 with equal chance, one for each element"""
-    bits = torch.empty((x.numel() + 1) // 2, dtype=torch.int64).random_(-(2**63), None)
-    return bits.view(torch.float32)[: x.numel()].view(x.shape)
+    """Any number of the tensor's type with equal chance, one for each element"""
+    at_a_time = 8 // x.element_size()
+    bits = torch.empty(-(-x.numel() // at_a_time), dtype=torch.int64).random_(-(2**63), None)
+    return bits.view(x.dtype)[: x.numel()].view(x.shape)
 
 
 class _Drop(torch.autograd.Function):
@@ -50,7 +52,7 @@ class _Drop(torch.autograd.Function):
 
 def _dropped(x: Tensor, draws: Tensor, p: float) -> Tensor:
     out = torch.empty_like(draws)
-    return _keep_above(x, draws, threshold(p), grad_input=out).mul_(1 / (1 - p))  # type: ignore[no-any-return]
+    return _keep_above(x, draws, threshold(p, draws.dtype), grad_input=out).mul_(1 / (1 - p))  # type: ignore[no-any-return]
 
 
 class _ReluDrop(torch.autograd.Function):
@@ -59,7 +61,7 @@ class _ReluDrop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         ctx.mark_dirty(x)
-        _keep_above(x.relu_(), draw_like(x), threshold(p), grad_input=x)
+        _keep_above(x.relu_(), draw_like(x), threshold(p, x.dtype), grad_input=x)
         ctx.save_for_backward(x)
         return x
 
@@ -86,4 +88,4 @@ class Dropout(nn.Dropout):
         return kept, 1 / (1 - self.p)
 
     def is_fast(self, x: Tensor) -> bool:
-        return self.training and 0 < self.p < 0.99 and x.device.type == "cpu" and x.dtype == torch.float32
+        return self.training and 0 < self.p < 0.99 and x.device.type == "cpu" and x.dtype in _INFINITY
