@@ -30,6 +30,7 @@ from haav.evaluate.reward import CiderReward
 from haav.generate import BeamSearch, Never
 from haav.losses import self_critical
 from haav.model.dropping import Dropout, threshold
+from haav.model.haav import Haav
 from haav.model.layers import FeedForward
 from haav.presets import flags_from, load_config
 from haav.pretrained import load_weights
@@ -39,7 +40,7 @@ from haav.store import Store
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
-from haav.train.objectives import CrossEntropy, Learner, SelfCritical, StepInput
+from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, StepInput
 from haav.train.run import RunFiles
 from haav.train.schedule import build_schedule
 from haav.train.setup import prepare
@@ -170,6 +171,32 @@ def test_scst_gradient_equals_the_one_through_stepwise_decoding() -> None:
         if parameter.grad is not None:
             assert_close(fast[name], parameter.grad, atol=1e-6, rtol=1e-3, msg=name)
     assert model.training, "writing captions leaves the mode as it was"
+
+
+def gradients(model: Haav, objective: Objective, batch: Batch, bfloat16: bool) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        losses = objective(model, model.encode(batch.views), batch)
+    next(iter(losses.values())).backward()
+    return {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
+
+
+def test_bfloat16_has_the_gradients_of_float32_but_for_rounding() -> None:
+    model, batch = tiny_model(**SILENT).train(), batch_of(random_views(), captions_with_ends())
+    exact, rounded = (gradients(model, CrossEntropy(), batch, bfloat16) for bfloat16 in (False, True))
+    assert exact.keys() == rounded.keys()
+    for name, tensor in exact.items():
+        assert (tensor - rounded[name]).norm() < 0.1 * tensor.norm(), name
+
+
+def test_self_critical_training_reaches_every_weight_in_bfloat16() -> None:
+    # Captions are written without gradients and read with them under one autocast, which keeps weights it has rounded.
+    torch.manual_seed(1)
+    model, batch = tiny_model(**SILENT).train(), batch_of(random_views(), captions_with_ends())
+    exact, rounded = (gradients(model, critic(), batch, bfloat16) for bfloat16 in (False, True))
+    taught = {name for name, tensor in exact.items() if tensor.any()}
+    assert taught == {name for name, tensor in rounded.items() if tensor.any()}
+    assert "decoder.output.weight" in taught
 
 
 def test_photos_without_captions_have_the_contrastive_loss_only(tmp_path: Path) -> None:
