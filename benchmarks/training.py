@@ -36,8 +36,9 @@ WORDS = 20
 class Bench:
     """A model of the release's sizes with everything that a step needs"""
 
-    def __init__(self, photos: int, silent: bool = False) -> None:
+    def __init__(self, photos: int, silent: bool = False, bfloat16: bool = False) -> None:
         torch.manual_seed(0)
+        self.bfloat16 = bfloat16
         self.config = load_config("release")
         sizes = self.config.model
         if silent:
@@ -57,7 +58,9 @@ class Bench:
     def losses(self, objective: Objective, captions: int = 1) -> tuple[Tensor, Tensor]:
         """Ours, and the keys for the queue"""
         learner = Learner(self.model, self.contrast, objective, WEIGHT).train()
-        losses, keys = learner(StepInput([Batch(self.ids, self.views, self.captions[:, :captions])]))
+        batch = Batch(self.ids, self.views, self.captions[:, :captions])
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+            losses, keys = learner(StepInput([batch]))
         return losses["loss"], keys[0]
 
     def step(self, objective: Objective, captions: int = 1) -> None:
@@ -101,8 +104,8 @@ class Bench:
         return plain_self_critical_loss(self.model, self.contrast, self.views, 5, WORDS, WEIGHT, reward)
 
 
-def xe(captions: int) -> float:
-    bench = Bench(50)
+def xe(captions: int, bfloat16: bool = False) -> float:
+    bench = Bench(50, bfloat16=bfloat16)
     return seconds(lambda: bench.step(CrossEntropy(), captions), times=3)
 
 
@@ -116,8 +119,8 @@ def plain_xe() -> float:
     return seconds(step, times=2)
 
 
-def scst(photos: int) -> float:
-    bench = Bench(photos)
+def scst(photos: int, bfloat16: bool = False) -> float:
+    bench = Bench(photos, bfloat16=bfloat16)
     objective = bench.self_critical()
     return seconds(lambda: bench.step(objective), times=2)
 
@@ -132,8 +135,11 @@ def plain_scst(photos: int) -> float:
 RUNS = {
     "xe-1": lambda: xe(1),
     "xe-5": lambda: xe(5),
+    "xe-1-bfloat16": lambda: xe(1, bfloat16=True),
+    "xe-5-bfloat16": lambda: xe(5, bfloat16=True),
     "plain-xe": plain_xe,
     "scst-8": lambda: scst(8),
+    "scst-8-bfloat16": lambda: scst(8, bfloat16=True),
     "scst-40": lambda: scst(40),
     "plain-scst-8": lambda: plain_scst(8),
 }
@@ -169,6 +175,23 @@ def same_self_critical_loss() -> bool:
     return abs(bench.plain_self_critical_loss(objective).item() - ours.item()) < 1e-3
 
 
+def has_bfloat16() -> bool:
+    """Whether the machine has units for it, as its speed tells"""
+    return matmul_rate(dtype=torch.bfloat16) > 1.2 * matmul_rate()
+
+
+def in_bfloat16(slow: float, one: str, five: str | None = None) -> dict[str, Any]:
+    """The same step as `train.precision bf16` takes it, where that makes sense"""
+    if not has_bfloat16():
+        return {"in bfloat16": "– (this machine has no units for it)"}
+    took, memory = alone(one)
+    found = {"in bfloat16, s": took, "in bfloat16, times faster": slow / took, "in bfloat16, peak memory, GB": memory}
+    if five is not None:
+        took, memory = alone(five)
+        found |= {"in bfloat16, times the captions a second, five a photo": 5 * slow / took}
+    return found
+
+
 def training() -> dict[str, Any]:
     """An XE step with the contrastive loss, batch 50, against the release's way"""
     slow, slow_memory = alone("plain-xe")
@@ -190,6 +213,7 @@ def training() -> dict[str, Any]:
         "GFLOP a step, one caption and five": f"{work:.0f}, {work_five:.0f}",
         "one caption: of the large product's rate, %": 100 * work / one / peak,
         "five captions: of the large product's rate, %": 100 * work_five / five / peak,
+        **in_bfloat16(slow, "xe-1-bfloat16", "xe-5-bfloat16"),
     }
 
 
@@ -208,6 +232,7 @@ def self_critical() -> dict[str, Any]:
         "peak memory, 8 photos, the release's way, GB": slow_memory,
         "peak memory, 8 photos, haav, GB": fast_memory,
         "peak memory, 40 photos, haav, GB": whole_memory,
+        **in_bfloat16(slow, "scst-8-bfloat16"),
     }
 
 

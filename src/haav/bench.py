@@ -120,9 +120,9 @@ def cold(model: str, path: str) -> float:
     return seconds(once, 2)
 
 
-def matmul_rate(size: int = 2048) -> float:
+def matmul_rate(size: int = 2048, dtype: torch.dtype = torch.float32) -> float:
     """GFLOP/s of a product of two square matrices: what the machine can do at best"""
-    one, other = torch.randn(2, size, size)
+    one, other = torch.randn(2, size, size).to(dtype)
     return 2 * size**3 / seconds(lambda: one @ other, 5) / 1e9
 
 
