@@ -591,27 +591,39 @@ def test_readers_of_shards_share_no_photo_and_no_shard(readers: int, batch: int)
         ShardedBatches(groups, batch, 3, readers=13, window=2)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("objective", ["xe", pytest.param("scst", marks=pytest.mark.slow)])
-def test_several_processes_do_what_one_does(tmp_path: Path, ranks: int, objective: str) -> None:
-    """Losses, scores and queue; with 3, a batch of 20 does not even divide."""
+def run_alone_and_together(tmp_path: Path, ranks: int, *flags: str) -> tuple[list[Any], list[Any]]:
+    """What one process logs, and what several do"""
     script = tmp_path / "run.py"
     script.write_text(RANKS)
-    words = ["--train.epochs", "2", "--train.objective", objective, *WITHOUT_CHANCE]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     for command, folder in (([sys.executable], "one"), (launch, "many")):
         done = subprocess.run(
-            [*command, str(script), str(tmp_path / folder), *words],
+            [*command, str(script), str(tmp_path / folder), "--train.epochs", "2", *flags, *WITHOUT_CHANCE],
             capture_output=True,
             text=True,
             check=False,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             timeout=300,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     one, many = (RunFiles(tmp_path / folder).metrics() for folder in ("one", "many"))
     assert len(one) == len(many) > 2
+    return one, many
+
+
+@pytest.mark.slow
+def test_several_processes_lose_as_much_as_one_in_bfloat16(tmp_path: Path) -> None:
+    one, many = run_alone_and_together(tmp_path, 2, "--train.precision", "bf16")
+    for first, second in zip(one, many, strict=True):
+        for name in first.keys() & {"xe", "contrast"}:
+            assert second[name] == pytest.approx(first[name], rel=0.03), name
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", ["xe", pytest.param("scst", marks=pytest.mark.slow)])
+def test_several_processes_do_what_one_does(tmp_path: Path, ranks: int, objective: str) -> None:
+    """Losses, scores and queue; with 3, a batch of 20 does not even divide."""
+    one, many = run_alone_and_together(tmp_path, ranks, "--train.objective", objective)
     for first, second in zip(one, many, strict=True):
         for name in first.keys() - {"captions_per_second"}:
             assert second[name] == pytest.approx(first[name], rel=1e-5, abs=1e-5), name

@@ -90,8 +90,9 @@ class BatchNorm(nn.BatchNorm1d):
         if not self.training or count() == 1:
             return super().forward(x)
         number = total(torch.tensor(float(len(x)), device=x.device))
-        average = _Sum.apply(x.sum(dim=0)) / number
-        variance = _Sum.apply(((x - average) ** 2).sum(dim=0)) / number
+        wide = x.float()  # as torch's own: statistics of bfloat16 are kept in float32
+        average = _Sum.apply(wide.sum(dim=0)) / number
+        variance = _Sum.apply(((wide - average) ** 2).sum(dim=0)) / number
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -99,5 +100,5 @@ class BatchNorm(nn.BatchNorm1d):
             self.num_batches_tracked += 1
             self.running_mean.lerp_(average, self.momentum)
             self.running_var.lerp_(variance * number / (number - 1), self.momentum)
-        normed = (x - average) * (variance + self.eps).rsqrt()
-        return normed if self.weight is None else normed * self.weight + self.bias
+        normed = (wide - average) * (variance + self.eps).rsqrt()
+        return (normed if self.weight is None else normed * self.weight + self.bias).to(x.dtype)
