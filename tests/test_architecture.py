@@ -17,6 +17,8 @@ LAYERS = (
         "losses",
         "images",
         "files",
+        "weights",
+        "plots",
         "lanes",
         "page",
         "sources",

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from haav import retrieval
+from haav import retrieval, weights
 from haav.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.data.annotations import load_dataset
-from haav.errors import DataError, ViewError
+from haav.errors import DataError, ViewError, WeightsError
 from haav.store import Store, ViewManifest
 from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import PhotoView, Progress, ViewSpec, quiet
@@ -287,9 +287,9 @@ def test_real_sentences_that_mean_the_same_are_near() -> None:
     pytest.importorskip("transformers", reason="needs the hub extra")
     sentences = pytest.importorskip("haav.sentences")
     try:
-        sentences.weights_folder()
-    except DataError:
-        pytest.skip("the sentence encoder is not installed")
+        weights.locate(sentences.WEIGHTS)
+    except WeightsError as error:
+        pytest.skip(str(error))
     vectors = (
         sentences.MiniLM()
         .encode(

@@ -32,6 +32,7 @@ from haav.describe import describe
 from haav.errors import ConfigError, TrainingError, unknown
 from haav.evaluate.scores import SLOW, evaluate
 from haav.files import json_of, make_folder, write_atomically
+from haav.plots import check_installed, new_figure
 from haav.predict import predict
 from haav.recipes import find_recipe
 from haav.shards import open_store
@@ -126,6 +127,7 @@ def run_grid(
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
     """Train what is not done yet; `overrides`: settings of all rows, stronger than the grid's, weaker than a row's"""
+    check_installed("the curves of a grid")
     folder = make_folder(out)
     text = yaml.safe_dump(_tree(grid), sort_keys=False, allow_unicode=True)
     write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
@@ -324,11 +326,7 @@ def mean_curves(grid: Grid, outcomes: Sequence[Outcome]) -> dict[str, list[tuple
 
 def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
     """CIDEr on val by epoch, mean over seeds: which rows over-fit"""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 4.2)
     axes = figure.subplots()
     for name, curve in mean_curves(grid, outcomes).items():
         axes.plot(*zip(*curve, strict=True), "o-", label=name)

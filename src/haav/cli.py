@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from haav import __version__
 from haav.errors import HaavError, did_you_mean, unknown
-from haav.verbs import data, models, photos
+from haav.verbs import data, models, photos, weights
 from haav.verbs.common import Overrides
 
 VERBS: dict[str, Callable[..., int]] = {
@@ -41,6 +41,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "calibrate": models.calibrate,
     "control": models.control,
     "ablate": models.ablate,
+    "weights": weights.weights,
     "bench": photos.bench,
     "report": models.report,
 }

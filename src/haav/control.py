@@ -24,6 +24,7 @@ from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.chair import class_names, mentioned
 from haav.explain import weighing
 from haav.model.haav import Haav
+from haav.plots import new_figure
 from haav.text import BOS, UNK
 from haav.types import Caption, PhotoView, Progress, Views, quiet
 
@@ -265,12 +266,8 @@ def _covered(image: Image.Image, box: Sequence[float], cover: str) -> Image.Imag
 
 def draw(file: Path, study: Mapping[str, Any]) -> None:
     """The paper's figure: of noise, weights at each step and by share; of masks, weights of each head"""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     noise = "steps" in next(iter(study.values()))
-    figure = Figure(figsize=(3.6 * len(study), 6 if noise else 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.6 * len(study), 6 if noise else 3.4)
     axes = figure.subplots(2 if noise else 1, len(study), squeeze=False)
     for column, (name, found) in enumerate(study.items()):
         top = axes[0][column]

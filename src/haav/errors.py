@@ -46,6 +46,10 @@ class CheckpointError(HaavError):
     """A model directory or weights file that cannot be read or does not fit."""
 
 
+class WeightsError(HaavError):
+    """Frozen weights that are not on this machine and cannot be fetched, or are not what they should be."""
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or nothing when no allowed name is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)

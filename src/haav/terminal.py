@@ -9,19 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from haav.album import Captioned
-from haav.data.annotations import Check
-from haav.describe import Description
 from haav.evaluate.scores import METRICS, Difference, Report
-from haav.train.loop import Status
 from haav.types import Caption
+
+if TYPE_CHECKING:  # what never needs torch should not wait for it: haav weights
+    from haav.album import Captioned
+    from haav.data.annotations import Check
+    from haav.describe import Description
+    from haav.train.loop import Status
 
 
 @contextmanager
@@ -150,6 +152,18 @@ def print_store(path: str, info: dict[str, Any]) -> None:
             view["fingerprint"][:24],
         )
     Console().print(table)
+
+
+def print_weights(rows: Sequence[Mapping[str, Any]], cache: str) -> None:
+    table = _table("weights", "here", "MB")
+    for column in ("licence", "what"):
+        table.add_column(column)
+    for row in rows:
+        here = "yes" if row["present"] else "–"
+        table.add_row(row["name"], here, f"{row['bytes'] / 1e6:.0f}", row["licence"], row["about"])
+    console = Console()
+    console.print(table)
+    console.print(f"in {cache}", style="dim", soft_wrap=True, markup=False, highlight=False)
 
 
 def print_check(check: Check) -> None:

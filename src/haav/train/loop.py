@@ -26,6 +26,7 @@ from haav.config import Config, override
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
 from haav.errors import ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
+from haav.plots import check_installed
 from haav.predict import predict
 from haav.text import PAD
 from haav.train import many
@@ -296,6 +297,7 @@ def _connect(config: Config) -> Any:
         from lightning_fabric import Fabric
     except ImportError:
         raise ConfigError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
+    check_installed("the curves of a run")
     keep_memory()
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     fabric = Fabric(

@@ -11,6 +11,7 @@ import yaml
 from haav.config import Config, to_dict
 from haav.errors import CheckpointError, ConfigError
 from haav.files import json_of, write_atomically, write_together
+from haav.plots import new_figure
 from haav.presets import load_config
 from haav.text import Vocabulary
 from haav.train import many
@@ -95,13 +96,9 @@ class RunFiles:
         """Loss and CIDEr over steps, as a picture"""
         if many.rank():
             return
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-
         rows = self.metrics()
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+        figure = new_figure(10, 3.6)
+        left, right = figure.subplots(1, 2)
         for name in ("xe", "scst", "contrast", "reward"):
             points = [(row["step"], row[name]) for row in rows if name in row]
             if points:
@@ -116,7 +113,6 @@ class RunFiles:
             if axes.lines:
                 axes.legend(frameon=False)
         write_atomically(self.folder / CURVES, lambda path: figure.savefig(path, format="png", dpi=110))
-        pyplot.close(figure)
 
     def close(self) -> None:
         if self._board:

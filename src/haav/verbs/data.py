@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from haav import weights
 from haav.errors import ConfigError, unknown
-from haav.verbs.common import listed, print_json
+from haav.verbs.common import fetch_weights, fetch_weights_of, listed, print_json
 
 
 def extract(
@@ -44,6 +45,7 @@ def extract(
         options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
     chosen = (views or "grid,cells,objects,regions").split(",")
     refs = sources.find_photos(images.split(","))
+    fetch_weights_of(chosen)
     with terminal.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress)
     print(
@@ -146,7 +148,7 @@ def textdb(
     clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder (default: MiniLM)"] = None,
 ) -> int:
     """Make the text database that photos are described from. Only training captions ever enter."""
-    from haav import terminal
+    from haav import sentences, terminal
     from haav.retrieval import build_textdb
 
     if action != "build":
@@ -157,6 +159,8 @@ def textdb(
         from haav.views.hub_clip import ClipTextEncoder
 
         encoder = ClipTextEncoder(clip_text_model)
+    else:
+        fetch_weights([weights.find(sentences.WEIGHTS)])
     with terminal.progress("sentences") as progress:
         sources = (listed(value) for value in (captions, text, visual_genome))
         database = build_textdb(*sources, ids, progress, encoder, limit)
@@ -176,12 +180,13 @@ def bridge(
     seed: Annotated[int, "of everything random"] = 0,
 ) -> int:
     """Learn the way from photos to sentences on training captions; report recall on val."""
-    from haav import terminal
+    from haav import sentences, terminal
     from haav.data.annotations import load_dataset
     from haav.retrieval import build_bridge
     from haav.store import Store
     from haav.textdb import TextDatabase
 
+    fetch_weights([weights.find(sentences.WEIGHTS)])
     with Store(store) as opened, terminal.progress("epochs") as progress:
         found, report = build_bridge(
             opened, load_dataset(dataset), TextDatabase.load(textdb), progress, epochs=epochs, folds=folds, seed=seed

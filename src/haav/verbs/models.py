@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from haav.errors import ConfigError, DataError, ImageError, unknown
-from haav.verbs.common import Overrides, listed, load_captioner, print_json
+from haav.verbs.common import Overrides, fetch_weights_of, listed, load_captioner, print_json
 
 
 def describe(
@@ -276,8 +276,10 @@ def control(
     from haav.data.loader import StoredPhotos
     from haav.files import make_folder, write_atomically
     from haav.images import load_image
+    from haav.plots import check_installed
     from haav.shards import open_store
 
+    check_installed("the study")
     folder = make_folder(out)
     captioner = load_captioner(model, None)
     if study == "noise":
@@ -295,6 +297,7 @@ def control(
             chosen = {photo.id for photo in load_dataset(dataset).split(split)}
             refs = [ref for ref in refs if ref.id in chosen]
         refs = refs[:limit]
+        fetch_weights_of(captioner.views)
         masked = []
         with terminal.progress("photos") as progress:
             for number, ref in enumerate(refs, 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from haav.errors import ConfigError, ImageError
-from haav.verbs.common import Overrides, listed, load_captioner, print_json
+from haav.verbs.common import Overrides, fetch_weights_of, listed, load_captioner, print_json
 
 
 def caption(
@@ -40,6 +40,7 @@ def caption(
         weighing(captioner)
     items = album.find_items(paths, sys.stdin.buffer.read)
     file = album.CaptionFile(out) if out else None
+    fetch_weights_of(only or captioner.views)
     pages = Pages(Path(explain)) if explain else None
     todo = [item for item in items if file is None or item.name not in file.done]
     mode = "file" if file is not None else "json" if json else "text"
@@ -76,6 +77,7 @@ def explain(
     captioner = load_captioner(model, overrides)
     items = album.find_items(paths, sys.stdin.buffer.read)
     pages, failed = explain.Pages(Path(out)), 0
+    fetch_weights_of(listed(views) or captioner.views)
     with terminal.progress("photos") as progress:
         for number, item in enumerate(items, 1):
             try:
@@ -102,6 +104,7 @@ def serve(
         raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
 
     captioner = load_captioner(model, overrides)
+    fetch_weights_of(captioner.views)
     print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
     server.run(captioner, host, port, name=Path(model).name)
     return 0
@@ -116,7 +119,9 @@ def bench(
     """How fast this machine captions photos, and where the time goes; a minute."""
     from haav.bench import bench
 
-    found = bench(load_captioner(model, overrides), model)
+    captioner = load_captioner(model, overrides)
+    fetch_weights_of(captioner.views)
+    found = bench(captioner, model)
     if json:
         print_json(found)
         return 0

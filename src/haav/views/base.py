@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
@@ -77,6 +77,8 @@ class Extractor(ABC):
     licence: ClassVar[str]
     """of the weights it runs"""
     spec: ViewSpec
+    weights: ClassVar[tuple[str, ...]] = ()
+    """names of the frozen weights it runs on (weights.py)"""
     needs_images: bool = True
     """False: it can work on what other views left in the store"""
 
@@ -103,6 +105,13 @@ def _load_plugins() -> None:
 def view_names() -> list[str]:
     _load_plugins()
     return list(extractors)
+
+
+def weights_of(views: Iterable[str]) -> tuple[str, ...]:
+    """Names of the frozen weights that views run on; a view that is not installed says so when it is built"""
+    _load_plugins()
+    kinds = [extractors.get(name) for name in views if name in extractors]
+    return tuple(dict.fromkeys(name for kind in kinds for name in kind.weights))
 
 
 def build_extractor(name: str, **options: Any) -> Extractor:

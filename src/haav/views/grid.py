@@ -25,6 +25,7 @@ class GridExtractor(Extractor):
 
     name = "grid"
     licence = efficientnet.LICENCE
+    weights = (efficientnet.WEIGHTS,)
     spec = ViewSpec(
         efficientnet.WIDTH, efficientnet.GRID**2, indices={"row": efficientnet.GRID, "column": efficientnet.GRID}
     )

@@ -30,6 +30,7 @@ CROPS = {"whole": slice(0, 1), "five": slice(1, 6), "nine": slice(6, 15)}
 
 WIDTH = efficientnet.WIDTH + yolo.DEEP[0] + yolo.FINE[0]
 LICENCE = f"{efficientnet.LICENCE}, {yolo.LICENCE}"
+WEIGHTS = (efficientnet.WEIGHTS, yolo.WEIGHTS)
 
 
 def fingerprint() -> str:
@@ -54,6 +55,7 @@ class RegionsExtractor(Extractor):
 
     name = "regions"
     licence = LICENCE
+    weights = WEIGHTS
     spec = ViewSpec(WIDTH, 15, boxes=True)
 
     @property

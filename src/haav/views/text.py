@@ -44,6 +44,7 @@ class TextExtractor(Extractor):
     """
 
     licence = "of the captions in the text database"
+    weights = RegionsExtractor.weights
     needs_images = False
     crops: str
     per_crop: int

