@@ -165,10 +165,12 @@ def test_an_installed_package_saves_the_download_and_is_not_imported(
     assert "tiny_weights" not in sys.modules
 
 
-def test_an_installed_package_of_another_version_is_not_used(tiny: Artefact, installed: Path, links: Path) -> None:
+def test_an_installed_package_of_another_version_is_not_used(
+    tiny: Artefact, installed: Path, links: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     other = replace(artefact_of(make_wheel(links, version="2.0")), version="2.0")
-    (installed / "tiny_weights/model/net.bin").unlink()  # version 1 could not have served
     assert contents(weights.fetch(other)) == WHOLE
+    assert "Downloading a tiny net (0 MB, CC0-1.0): tiny-weights==2.0" in capfd.readouterr().err
 
 
 def test_a_damaged_file_of_an_installed_package_is_not_used(tiny: Artefact, installed: Path, links: Path) -> None:
