@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +24,18 @@ from haav.errors import ConfigError, unknown
 from haav.registry import Registry
 from haav.types import PhotoView, ViewSpec
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def load_once(load: Callable[[], T]) -> Callable[[], T]:
+def load_once(load: Callable[P, T]) -> Callable[P, T]:
     """`functools.cache` for networks: threads that come at once wait for one load."""
     lock, loaded = threading.Lock(), cache(load)
 
     @wraps(load)
-    def locked() -> T:
+    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
         with lock:
-            return loaded()
+            return loaded(*args, **kwargs)  # type: ignore[arg-type]
 
     return locked
 

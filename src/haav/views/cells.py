@@ -1,20 +1,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from haav.types import PhotoView, ViewSpec
 from haav.views import regions
 from haav.views.base import Extractor, PhotoBatch, extractors
+from haav.views.pooling import squares
 
 SIDE = 5
-
-
-def squares() -> Tensor:
-    """(25, 4): the photo cut into 5 × 5, row by row"""
-    cells = torch.arange(SIDE**2)
-    corner = torch.stack([cells % SIDE, cells // SIDE], dim=1) / SIDE
-    return torch.cat([corner, corner + 1 / SIDE], dim=1)
 
 
 @extractors.register("cells")
@@ -33,4 +26,4 @@ class CellsExtractor(Extractor):
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         cells = torch.arange(SIDE**2)
         indices = {"row": cells // SIDE, "column": cells % SIDE}
-        return [PhotoView(tokens, indices) for tokens in regions.describe_regions(photos, squares())]
+        return [PhotoView(tokens, indices) for tokens in regions.describe_regions(photos, squares(SIDE))]

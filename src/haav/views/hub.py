@@ -161,6 +161,10 @@ def weight_files(folder: Path) -> list[Path]:
 @cache
 def _sha256(path: Path, written: int) -> str:
     """`written` is there to read a file again that was replaced"""
+    return file_digest(path)
+
+
+def file_digest(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -40,17 +42,34 @@ class ObjectsExtractor(Extractor):
         return f"yolov4-tiny-{yolo.fingerprint()}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        found = detections(photos)
-        return [self._photo(found, number) for number in range(len(photos))]
+        raw = detections(photos)
+        views = []
+        for deep, fine, objects in zip(raw.deep, raw.fine, keep_boxes(raw), strict=True):
+            features = [pool(maps, objects.boxes) for maps in (deep, fine)]
+            tokens = torch.cat([*features, objects.scores], dim=1)
+            views.append(PhotoView(tokens, boxes=objects.boxes, labels=objects.labels))
+        return views
 
-    def _photo(self, found: yolo.Detections, photo: int) -> PhotoView:
-        best, classes = found.scores[photo].max(dim=1)
-        kept = suppress(found.boxes[photo], best, classes)
-        boxes = found.boxes[photo, kept].clamp(0, 1)
-        features = [pool(maps[photo], boxes) for maps in (found.deep, found.fine)]
-        tokens = torch.cat([*features, found.scores[photo, kept], best[kept, None]], dim=1)
-        names = yolo.class_names()
-        return PhotoView(tokens, boxes=boxes, labels=tuple(names[number] for number in classes[kept].tolist()))
+
+@dataclass(frozen=True)
+class Objects:
+    """The boxes of one photo that are kept, the surest first"""
+
+    boxes: Tensor
+    """(N, 4), clipped to the photo"""
+    scores: Tensor
+    """(N, 81): of each class, then the highest"""
+    labels: tuple[str, ...]
+
+
+def keep_boxes(raw: yolo.Detections) -> list[Objects]:
+    names, kept = yolo.class_names(), []
+    for boxes, scores in zip(raw.boxes, raw.scores, strict=True):
+        best, classes = scores.max(dim=1)
+        rows = suppress(boxes, best, classes)
+        labels = tuple(names[number] for number in classes[rows].tolist())
+        kept.append(Objects(boxes[rows].clamp(0, 1), torch.cat([scores[rows], best[rows, None]], dim=1), labels))
+    return kept
 
 
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 
+def squares(side: int) -> Tensor:
+    """(side², 4): the photo cut into side × side cells, row by row"""
+    cells = torch.arange(side**2)
+    corner = torch.stack([cells % side, cells // side], dim=1) / side
+    return torch.cat([corner, corner + 1 / side], dim=1)
+
+
 def pool(features: Tensor, boxes: Tensor) -> Tensor:
     """features (..., D, H, W), boxes (N, 4) as fractions → (..., N, D): the area-weighted mean under each box"""
     return coverage(boxes, *features.shape[-2:]) @ features.flatten(-2).transpose(-1, -2)

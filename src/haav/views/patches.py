@@ -1,0 +1,42 @@
+"""CLIP's patches: the view that shows most of a photo."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from haav.types import PhotoView, ViewSpec
+from haav.views import clip
+from haav.views.base import Extractor, PhotoBatch, extractors
+from haav.views.pooling import squares
+
+SIDE = clip.GRID // 2
+
+
+class ClipExtractor(Extractor):
+    """What is computed from CLIP's image tower."""
+
+    licence = clip.LICENCE
+    weights = (clip.WEIGHTS,)
+
+    def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
+        """`clip_source`: other weights than those of the package index; `precision`: auto, float32, bfloat16 or int8"""
+        self.tower = clip.load_clip(clip_source, precision, device)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.name}-{self.tower.fingerprint}-1"
+
+
+@extractors.register("patches")
+class PatchesExtractor(ClipExtractor):
+    """The class token, whose box is the whole photo, then 7 × 7 cells: means of 2 × 2 patch tokens, row by row."""
+
+    name = "patches"
+    spec = ViewSpec(clip.CONFIG.width, 1 + SIDE**2, boxes=True)
+
+    def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        hidden = self.tower.hidden(photos)
+        cells = F.avg_pool2d(clip.patch_map(hidden), 2).flatten(2).transpose(1, 2)
+        boxes = torch.cat([torch.tensor([[0.0, 0.0, 1.0, 1.0]]), squares(SIDE)])
+        return [PhotoView(tokens, boxes=boxes) for tokens in torch.cat([hidden[:, :1], cells], dim=1)]

@@ -1,0 +1,205 @@
+"""A frozen vision transformer in plain PyTorch: the towers of CLIP and DINOv2.
+
+Both are pre-norm transformers. Their loaders (clip.py, dinov2.py) bring the weights to the names used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haav.errors import ConfigError, unknown
+
+PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+SMOOTHED = ("qkv", "fc1", "fc2")
+"""layers whose inputs have a few channels that are far larger than the rest"""
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class VitConfig:
+    width: int
+    heads: int
+    layers: int
+    patch: int
+    """side of a patch in pixels"""
+    eps: float
+    """of the layer norms"""
+    quick_gelu: bool
+    """x · sigmoid(1.702 x) instead of the exact GELU"""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class VisionTransformer(nn.Module):
+    """Pixels → hidden states of the last layer: the class token first, then the patches row by row."""
+
+    def __init__(
+        self, config: VitConfig, state: State, precision: str = "float32", smooth: State | None = None
+    ) -> None:
+        """`state`: patch.weight, patch.bias, cls, positions, perhaps pre_norm.*, and layers.N.{norm1, qkv, out, norm2,
+        fc1, fc2}.{weight, bias}; `smooth`: for int8, layers.N.{qkv, fc1, fc2} → divisor of each input channel"""
+        super().__init__()
+        self.config = config
+        self.precision = resolve_precision(precision)
+        mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
+        # Normalising the pixels is folded into the patch convolution.
+        kernel = state["patch.weight"]
+        self.kernel = _frozen(kernel / (255 * std))
+        self.bias = _frozen(state["patch.bias"] - (kernel * (mean / std)).sum(dim=(1, 2, 3)))
+        self.cls, self.positions = _frozen(state["cls"]), _frozen(state["positions"])
+        self.pre_norm = _norm(state, "pre_norm", config.eps) if "pre_norm.weight" in state else nn.Identity()
+        self.blocks = nn.ModuleList(
+            Block(config, _under(state, f"layers.{layer}."), self.precision, _under(smooth or {}, f"layers.{layer}."))
+            for layer in range(config.layers)
+        )
+
+    @torch.no_grad()
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels (B, 3, side, side) uint8 RGB → (B, 1 + patches, D) float32"""
+        x = F.conv2d(pixels.to(self.kernel), self.kernel, self.bias, self.config.patch).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.positions
+        x = self.pre_norm(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Block(nn.Module):
+    """x + attention(norm1(x)), then x + mlp(norm2(x))"""
+
+    def __init__(self, config: VitConfig, state: State, precision: str, smooth: State) -> None:
+        super().__init__()
+        self.heads, self.quick_gelu = config.heads, config.quick_gelu
+        self.norm1, self.norm2 = _norm(state, "norm1", config.eps), _norm(state, "norm2", config.eps)
+        divide = smooth if precision == "int8" else {}
+        # A layer norm takes the divisors of the channels that it feeds into its own weights, for free.
+        for norm, layer in ((self.norm1, "qkv"), (self.norm2, "fc1")):
+            if layer in divide:
+                norm.weight.div_(divide[layer])
+                norm.bias.div_(divide[layer])
+        self.qkv, self.out, self.fc1, self.fc2 = (
+            _linear(state, name, precision, divide.get(name)) for name in ("qkv", "out", "fc1", "fc2")
+        )
+        self.divide_hidden = _frozen(1 / divide["fc2"]) if "fc2" in divide else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, D), changed in place"""
+        batch, tokens, width = x.shape
+        heads = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        context = F.scaled_dot_product_attention(queries, keys, values)
+        x += self.out(context.transpose(1, 2).flatten(2)).view_as(x)
+        hidden = self.fc1(self.norm2(x))
+        hidden = hidden.mul_(torch.sigmoid(1.702 * hidden)) if self.quick_gelu else F.gelu(hidden)
+        if self.divide_hidden is not None:
+            hidden.mul_(self.divide_hidden)
+        x += self.fc2(hidden).view_as(x)
+        return x
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose product is computed on 8-bit integers.
+
+    Weights have one scale per output channel, inputs one per token. Integers of the whole row are summed exactly in
+    32 bits, so the only error is the rounding of weights and inputs to 1 part in 127 of their largest.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        scale = (weight.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
+        self.register_buffer("steps", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale[:, 0])
+        self.bias = _frozen(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D)"""
+        rows = x.flatten(0, -2)
+        largest = torch.maximum(rows.amax(dim=1, keepdim=True), -rows.amin(dim=1, keepdim=True)).clamp_(min=1e-12)
+        steps = torch.mul(rows, 127 / largest).round_().to(torch.int8)
+        product = torch._int_mm(steps, self.get_buffer("steps").t()).float()
+        product.mul_(largest.div_(127))
+        return torch.addcmul(self.bias, product, self.get_buffer("scale")).view(*x.shape[:-1], -1)
+
+
+class BFloat16Linear(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = _frozen(weight.bfloat16()), _frozen(bias.bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), self.weight, self.bias).float()
+
+
+def resolve_precision(precision: str) -> str:
+    """`auto`: int8 where the CPU has instructions for 8-bit products, float32 elsewhere"""
+    if precision not in PRECISIONS:
+        raise ConfigError(unknown("precision", precision, PRECISIONS))
+    if precision != "auto":
+        return precision
+    return "int8" if has_int8_products() else "float32"
+
+
+def has_int8_products() -> bool:
+    supported = getattr(torch.cpu, "_is_avx512_vnni_supported", None) or getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(supported and supported() and hasattr(torch, "_int_mm"))
+
+
+def smoothing(tower: VisionTransformer, pixels: Tensor, alpha: float = 0.6) -> dict[str, Tensor]:
+    """Divisors that spread the rounding error of int8 between inputs and weights (SmoothQuant), by channel.
+
+    `tower`: in float32; `pixels`: a few dozen photos that show which channels are large.
+    """
+    largest: dict[str, Tensor] = {}
+
+    def watch(name: str) -> object:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            peak = inputs[0].flatten(0, -2).abs().amax(dim=0)
+            largest[name] = torch.maximum(largest[name], peak) if name in largest else peak
+
+        return hook
+
+    layers = {f"layers.{i}.{name}": getattr(b, name) for i, b in enumerate(tower.blocks) for name in SMOOTHED}
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    for batch in pixels.split(8):
+        tower(batch)
+    for handle in handles:
+        handle.remove()
+    divisors = {}
+    for name, layer in layers.items():
+        weights = layer.weight.abs().amax(dim=0)
+        divisors[name] = (largest[name].clamp(min=1e-4) ** alpha / weights.clamp(min=1e-4) ** (1 - alpha)).clamp(
+            min=1e-3
+        )
+    return divisors
+
+
+def _under(state: State, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _frozen(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.contiguous(), requires_grad=False)
+
+
+def _norm(state: State, name: str, eps: float) -> nn.LayerNorm:
+    weight = state[f"{name}.weight"]
+    norm = nn.LayerNorm(len(weight), eps).requires_grad_(False)
+    norm.weight.copy_(weight)
+    norm.bias.copy_(state[f"{name}.bias"])
+    return norm
+
+
+def _linear(state: State, name: str, precision: str, divide: Tensor | None) -> nn.Module:
+    weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+    if precision == "int8":
+        return Int8Linear(weight if divide is None else weight * divide, bias)
+    if precision == "bfloat16":
+        return BFloat16Linear(weight, bias)
+    layer = nn.Linear(weight.shape[1], weight.shape[0]).requires_grad_(False)
+    layer.weight, layer.bias = _frozen(weight), _frozen(bias)
+    return layer

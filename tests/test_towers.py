@@ -1,0 +1,276 @@
+"""CLIP's and DINOv2's towers, held to onnxruntime's evaluation of the same weights on the sample photos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from haav import weights
+from haav.errors import ConfigError, ViewError
+from haav.images import load_image
+from haav.views import PhotoBatch, build_extractor, clip, dinov2
+from haav.views.onnx_weights import OnnxWeights
+from haav.views.vit import Int8Linear, VisionTransformer, VitConfig, smoothing
+
+SAMPLES = sorted((Path(__file__).parents[1] / "src/haav/samples").glob("*.jpg"))
+NEW_VIEWS = ("patches", "patch_objects", "patch_regions", "dino_patches")
+
+
+@pytest.fixture(scope="module")
+def photos() -> PhotoBatch:
+    return PhotoBatch([path.name for path in SAMPLES], [load_image(path) for path in SAMPLES])
+
+
+def fresh(photos: PhotoBatch) -> PhotoBatch:
+    """The same photos, of which nothing is known yet"""
+    return PhotoBatch(photos.ids, photos.images)
+
+
+def normalised(photos: PhotoBatch, config: VitConfig) -> np.ndarray:
+    pixels = photos.pixels(224, Image.Resampling.BICUBIC).float() / 255
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (config.mean, config.std))
+    return ((pixels - mean) / std).numpy()
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return F.cosine_similarity(one, other, dim=-1).mean().item()
+
+
+# The towers against onnxruntime
+
+
+def quiet(runtime: Any) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # it tells of every tensor that the float graph no longer reads
+    return options
+
+
+def errors(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Of each token, as a share of its length"""
+    return (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+
+
+def float_graph(path: Path) -> bytes:
+    """The 8-bit graph with each MatMulInteger and what stands around it replaced by MatMul of dequantised weights"""
+    onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+    from onnx import numpy_helper
+
+    model = onnx.load(path)
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    inputs = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "DynamicQuantizeLinear"}
+    products = {node.output[0]: node for node in model.graph.node if node.op_type == "MatMulInteger"}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type in ("DynamicQuantizeLinear", "MatMulInteger") or node.name.endswith("_scales_mul"):
+            continue
+        if node.op_type == "Cast" and node.input[0] in products:
+            continue
+        if node.name.endswith("_output_scale_mul"):
+            product = products[node.input[0].removesuffix("_cast_output")]
+            name = product.input[1]
+            steps, zero = tensors[name].astype(np.float32), tensors[product.input[3]].astype(np.float32)
+            weight = (steps - zero) * tensors[name.removesuffix("_quantized") + "_scale"]
+            model.graph.initializer.append(numpy_helper.from_array(weight, f"{name}_float"))
+            nodes.append(onnx.helper.make_node("MatMul", [inputs[product.input[0]], f"{name}_float"], [node.output[0]]))
+        else:
+            nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return bytes(model.SerializeToString())
+
+
+def test_clip_equals_onnxruntime_in_float(photos: PhotoBatch) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+    path = weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx"
+    session = runtime.InferenceSession(float_graph(path), quiet(runtime), providers=["CPUExecutionProvider"])
+    embedding, hidden = map(torch.from_numpy, session.run(None, {"pixel_values": normalised(photos, clip.CONFIG)}))
+    tower = clip.load_clip(None, "float32", "cpu")
+    ours = tower.hidden(fresh(photos))
+    # Two of the 985 tokens amplify float32's rounding: there each of the two is 1.2e-4 from a float64 evaluation.
+    assert errors(ours, hidden).quantile(0.99) < 1e-4
+    assert errors(ours, hidden).max() < 5e-4
+    assert errors(tower.embed(ours[:, 0]), embedding).max() < 1e-4
+
+
+def test_the_8_bit_graph_as_it_is_differs_far_more_than_our_int8(photos: PhotoBatch) -> None:
+    """Its activations have one scale per tensor, ours one per token."""
+    runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+    path = str(weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx")
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    _, hidden = map(torch.from_numpy, session.run(None, {"pixel_values": normalised(photos, clip.CONFIG)}))
+    exact = clip.load_clip(None, "float32", "cpu").hidden(fresh(photos))
+    ours = clip.load_clip(None, "int8", "cpu").hidden(fresh(photos))
+    assert cosine(hidden, exact) < 0.95
+    assert cosine(ours, exact) > 0.99
+
+
+def test_dinov2_equals_onnxruntime(photos: PhotoBatch) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+    model = onnx.load(weights.locate(dinov2.WEIGHTS) / "dinov2_vits14_patch_8x8.onnx")
+    model.graph.output.append(onnx.ValueInfoProto(name="/norm/Add_1_output_0"))
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (hidden,) = session.run(["/norm/Add_1_output_0"], {"input": normalised(photos, dinov2.CONFIG)})
+    ours = dinov2.load_dinov2("float32", "cpu").hidden(fresh(photos))
+    assert errors(ours, torch.from_numpy(hidden)).max() < 1e-4
+
+
+# Reading ONNX files
+
+
+@pytest.mark.parametrize("name", [clip.WEIGHTS, dinov2.WEIGHTS])
+def test_tensors_are_read_as_the_onnx_package_reads_them(name: str) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+    (path,) = weights.locate(name).glob("*.onnx")
+    ours = OnnxWeights(path)
+    for tensor in onnx.load(path).graph.initializer:
+        theirs = onnx.numpy_helper.to_array(tensor)
+        assert ours[tensor.name].dtype == theirs.dtype
+        np.testing.assert_array_equal(ours[tensor.name], theirs)
+
+
+def test_a_damaged_onnx_file_is_an_error(tmp_path: Path) -> None:
+    whole = (weights.locate(dinov2.WEIGHTS) / "dinov2_vits14_patch_8x8.onnx").read_bytes()
+    for name, data in (("cut", whole[:100_000]), ("other", b"\x0bnot an onnx file at all"), ("empty", b"")):
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(data)
+        with pytest.raises(ViewError, match="not a readable ONNX file"):
+            OnnxWeights(path)
+    good = OnnxWeights(weights.locate(dinov2.WEIGHTS) / "dinov2_vits14_patch_8x8.onnx")
+    with pytest.raises(ViewError, match="no tensor 'absent'"):
+        good["absent"]
+    with pytest.raises(ViewError, match="no node '/absent'"):
+        good.matrix("/absent")
+
+
+# Precision
+
+
+def test_int8_equals_the_slow_obvious_way() -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(5, 8), torch.randn(5), torch.randn(2, 3, 8)
+    layer = Int8Linear(weight, bias)
+    for row, result in zip(x.view(-1, 8), layer(x).view(-1, 5), strict=True):
+        for channel in range(5):
+            row_step, weight_step = row.abs().max() / 127, weight[channel].abs().max() / 127
+            total = sum(
+                round(float(a / row_step)) * round(float(b / weight_step))
+                for a, b in zip(row, weight[channel], strict=True)
+            )
+            assert_close(result[channel], total * row_step * weight_step + bias[channel])
+
+
+def test_weights_that_are_on_an_8_bit_grid_are_kept_exactly() -> None:
+    steps = torch.randint(-127, 128, (6, 16))
+    steps[:, 0] = 127
+    layer = Int8Linear(steps * 0.003, torch.zeros(6))
+    assert torch.equal(layer.get_buffer("steps").long(), steps)
+
+
+def test_a_token_does_not_depend_on_the_other_photos(photos: PhotoBatch) -> None:
+    """Rounding is per token, so int8 gives a photo the same numbers in every batch."""
+    tower = clip.load_clip(None, "int8", "cpu")
+    alone = tower.hidden(PhotoBatch(photos.ids[:1], photos.images[:1]))
+    assert_close(tower.hidden(fresh(photos))[:1], alone, rtol=1e-3, atol=1e-3)
+
+
+def small_tower(precision: str, smooth: dict[str, Tensor] | None = None) -> VisionTransformer:
+    torch.manual_seed(0)
+    config = VitConfig(16, 2, 2, 4, 1e-5, True, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    state = {"patch.weight": torch.randn(16, 3, 4, 4), "patch.bias": torch.randn(16)}
+    state |= {"cls": torch.randn(16), "positions": torch.randn(5, 16)}
+    for layer in range(2):
+        sizes = {"norm1": (16,), "norm2": (16,), "qkv": (48, 16), "out": (16, 16), "fc1": (64, 16), "fc2": (16, 64)}
+        for name, size in sizes.items():
+            state[f"layers.{layer}.{name}.weight"] = torch.randn(size) * size[-1] ** -0.5
+            state[f"layers.{layer}.{name}.bias"] = torch.randn(size[0])
+        state[f"layers.{layer}.norm1.weight"][3] = 60.0  # one channel far larger than the rest
+        state[f"layers.{layer}.norm2.weight"][5] = 60.0
+    return VisionTransformer(config, state, precision, smooth)
+
+
+def test_smoothing_lowers_the_error_of_int8() -> None:
+    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    exact = small_tower("float32")
+    divisors = smoothing(exact, pixels)
+    plain, smooth = small_tower("int8"), small_tower("int8", divisors)
+    rough, fine = ((tower(pixels) - exact(pixels)).norm() for tower in (plain, smooth))
+    assert fine < 0.7 * rough
+    assert_close(small_tower("float32", divisors)(pixels), exact(pixels))  # only int8 is smoothed
+
+
+def test_an_unknown_precision_is_suggested() -> None:
+    with pytest.raises(ConfigError, match=r"unknown precision 'int9'\. Did you mean 'int8'"):
+        small_tower("int9")
+
+
+# Other sources of the same weights
+
+
+def test_clip_is_read_from_safetensors_of_the_hub_too(tmp_path: Path, photos: PhotoBatch) -> None:
+    """transformers' names and layout; the same numbers give the same features, under another fingerprint."""
+    file = OnnxWeights(weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx")
+    tensors = {name: torch.from_numpy(file[name].copy()) for name in file.names() if name.startswith("vision_model.")}
+    for node in file.inputs:
+        if node.endswith("/MatMul_quant"):
+            name = node.removesuffix("/MatMul_quant").strip("/").replace("/", ".")
+            tensors[f"{name}.weight"] = torch.from_numpy(np.ascontiguousarray(file.matrix(node[:-6]).T))
+    path = tmp_path / "model.safetensors"
+    save_file(tensors | {"text_model.embeddings.token_embedding.weight": torch.zeros(2, 2)}, path)
+    other, ours = clip.ClipTower(str(path), "float32"), clip.load_clip(None, "float32", "cpu")
+    one = PhotoBatch(photos.ids[:1], photos.images[:1])
+    assert torch.equal(other.hidden(one), ours.hidden(fresh(one)))
+    assert other.fingerprint != ours.fingerprint
+    extractor = build_extractor("patches", clip_source=str(path))
+    assert extractor.fingerprint != build_extractor("patches").fingerprint
+
+
+def test_another_file_is_refused_as_a_source_of_clip(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"vision_model.embeddings.class_embedding": torch.zeros(3)}, path)
+    with pytest.raises(ViewError, match="holds no CLIP image tower"):
+        clip.ClipTower(str(path))
+    path.write_bytes(b"nothing")
+    with pytest.raises(ViewError, match="holds no CLIP image tower"):
+        clip.ClipTower(str(path))
+
+
+# The views
+
+
+@pytest.mark.parametrize("name", NEW_VIEWS)
+def test_a_view_is_as_its_spec_says(name: str, photos: PhotoBatch) -> None:
+    extractor = build_extractor(name)
+    for view in extractor.extract(fresh(photos)):
+        assert view.tokens.shape[1] == extractor.spec.dim
+        assert 0 < len(view.tokens) <= extractor.spec.max_tokens or name == "patch_objects"
+        assert view.boxes is not None
+        assert view.boxes.shape == (len(view.tokens), 4)
+        assert view.tokens.isfinite().all()
+
+
+def test_patches_are_means_of_the_tokens_under_their_boxes(photos: PhotoBatch) -> None:
+    tower = clip.load_clip()
+    hidden = tower.hidden(photos)
+    view = build_extractor("patches").extract(photos)[2]
+    assert_close(view.tokens[0], hidden[2, 0])
+    # row 1, column 2 of 7 × 7 covers rows 2–3 and columns 4–5 of 14 × 14
+    patches = [1 + 14 * row + column for row in (2, 3) for column in (4, 5)]
+    assert_close(view.tokens[1 + 7 + 2], hidden[2, patches].mean(dim=0))
+    assert view.boxes is not None
+    assert_close(view.boxes[1 + 7 + 2], torch.tensor([2.0, 1.0, 3.0, 2.0]) / 7)
+
+
+def test_the_photo_is_searched_by_clips_own_embedding(photos: PhotoBatch) -> None:
+    tower = clip.load_clip()
+    views = build_extractor("patch_regions").extract(photos)
+    assert_close(torch.stack([view.tokens[0] for view in views]), tower.embed(tower.hidden(photos)[:, 0]))
