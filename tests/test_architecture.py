@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "haav"
 LAYERS = (
     ("errors", "types", "registry", "config"),
     (
+        "provenance",
         "text",
         "model",
         "losses",

@@ -81,14 +81,13 @@ def looking(captioner: Captioner, images: Sequence[Image.Image]) -> dict[str, fl
     def photos() -> PhotoBatch:
         return PhotoBatch([str(number) for number in range(len(images))], images)
 
-    options = captioner.eyes.options if captioner.eyes else {}
     took = {
         "EfficientNet-Lite2": seconds(lambda: grid_map(photos()), 3),
         "YOLOv4-tiny": seconds(lambda: detections(photos()), 3),
     }
     seen = photos()
     for name in captioner.views:
-        extractor = build_extractor(name, **options)
+        extractor = captioner.eyes.extractor(name) if captioner.eyes else build_extractor(name)
         took[f"{name}, its networks not counted"] = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
     return {name: len(images) / each for name, each in took.items()}
 

@@ -28,6 +28,8 @@ from haav.types import Progress, quiet
 
 FORMAT = "haav-bridge-1"
 WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
+FEATURES = "regions"
+"""the view that bridges are trained on unless another is named"""
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,32 @@ class Bridge(nn.Module):
 class CrossFitted:
     """The bridge for everybody, and for each training photo the one that has not seen it."""
 
-    def __init__(self, config: BridgeConfig, bridges: Sequence[Bridge], folds: Mapping[str, int], encoder: str) -> None:
+    def __init__(
+        self,
+        config: BridgeConfig,
+        bridges: Sequence[Bridge],
+        folds: Mapping[str, int],
+        encoder: str,
+        view: str = FEATURES,
+        made_by: Sequence[str] = (),
+        origin: str = "",
+    ) -> None:
         """`bridges[0]` is trained on all folds, `bridges[1 + k]` on all but fold k"""
         self.config = config
         self.bridges = [bridge.eval() for bridge in bridges]
         self.folds = dict(folds)
         self.encoder = encoder
         """which network made the sentence vectors"""
+        self.view = view
+        """whose tokens it was trained on: the whole photo, five crops, nine crops"""
+        self.made_by = tuple(made_by)
+        """fingerprints of the extractors of that view that it accepts; none: any"""
+        self._origin = origin
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint before it was made compact: what a model that was trained with it knows"""
+        return self._origin or self.fingerprint
 
     def trained_on(self, bridge: int) -> set[str]:
         return {photo for photo, fold in self.folds.items() if fold != bridge - 1}
@@ -109,7 +130,7 @@ class CrossFitted:
         config = replace(self.config, folds=0)
         bridge = Bridge(config)
         bridge.load_state_dict({name: value.half().float() for name, value in self.bridges[0].state_dict().items()})
-        return CrossFitted(config, [bridge], {}, self.encoder)
+        return CrossFitted(config, [bridge], {}, self.encoder, self.view, self.made_by, self.origin)
 
     def save(self, directory: str | Path, report: Mapping[str, Any] | None = None, half: bool = False) -> None:
         """`half`: weights in half precision; of a bridge that `compact` made, nothing more is lost"""
@@ -124,7 +145,10 @@ class CrossFitted:
             "format": FORMAT,
             "config": asdict(self.config),
             "encoder": self.encoder,
+            "view": self.view,
+            "made_by": list(self.made_by),
             "fingerprint": self.fingerprint,
+            "origin": self.origin,
             "report": dict(report or {}),
             "folds": self.folds,
         }
@@ -147,7 +171,10 @@ class CrossFitted:
                 own = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
                 bridge.load_state_dict(own)
                 bridges.append(bridge)
-            found = cls(config, bridges, manifest["folds"], manifest["encoder"])
+            folds, encoder = manifest["folds"], manifest["encoder"]
+            # Bridges of before views had names in the manifest were all trained on one.
+            view, made_by = str(manifest.get("view", FEATURES)), [str(one) for one in manifest.get("made_by", ())]
+            found = cls(config, bridges, folds, encoder, view, made_by, str(manifest.get("origin", "")))
             if found.fingerprint != manifest["fingerprint"]:
                 raise ValueError("its fingerprint does not match")
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
@@ -168,7 +195,14 @@ class Pairs:
     """for each photo, the rows of its captions"""
 
 
-def train_bridge(pairs: Pairs, encoder: str, config: BridgeConfig, progress: Progress = quiet) -> CrossFitted:
+def train_bridge(
+    pairs: Pairs,
+    encoder: str,
+    config: BridgeConfig,
+    progress: Progress = quiet,
+    view: str = FEATURES,
+    made_by: Sequence[str] = (),
+) -> CrossFitted:
     """One bridge on all photos and one for each fold left out."""
     generator = torch.Generator().manual_seed(config.seed)
     fold_of = torch.randperm(len(pairs.photos), generator=generator) % max(config.folds, 1)
@@ -181,7 +215,7 @@ def train_bridge(pairs: Pairs, encoder: str, config: BridgeConfig, progress: Pro
             _train_one(pairs, chosen, config, generator, lambda epoch, done=done: progress(done + epoch, steps))
         )
     folds = dict(zip(pairs.photos, fold_of.tolist(), strict=True)) if config.folds else {}
-    return CrossFitted(config, bridges, folds, encoder)
+    return CrossFitted(config, bridges, folds, encoder, view, made_by)
 
 
 def _train_one(

@@ -33,6 +33,7 @@ from haav.look import Eyes
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import find_model, load_pretrained, save_pretrained
+from haav.provenance import accepted_by_all
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, PhotoView, Views, Word
 
@@ -77,7 +78,7 @@ class Captioner:
         """`options`: of the extractors of its views, e.g. `clip_model`"""
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, device)
-        return cls(model, config, vocabulary, Eyes(config.model.views, directory, **options))
+        return cls(model, config, vocabulary, Eyes(config.model.views, directory, config.made_by, **options))
 
     @classmethod
     def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
@@ -99,7 +100,9 @@ class Captioner:
         most = min(captioner.config.model.max_words for captioner in captioners)
         decode = first.config.decode
         decode = replace(decode, max_words=min(decode.max_words, most), min_words=min(decode.min_words, most - 1))
-        config = replace(first.config, model=replace(first.config.model, max_words=most), decode=decode)
+        made_by = accepted_by_all([captioner.config.made_by for captioner in captioners])
+        model = replace(first.config.model, max_words=most)
+        config = replace(first.config, model=model, decode=decode, made_by=made_by)
         eyes = [captioner.eyes for captioner in captioners if captioner.eyes is not None]
         together = Eyes.together(eyes) if len(eyes) == len(captioners) else None
         joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary, together)

@@ -28,6 +28,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "describe": models.describe,
     "convert": models.convert,
     "extract": data.extract,
+    "views": data.views,
     "import": data.import_features,
     "store": data.store,
     "dataset": data.dataset,

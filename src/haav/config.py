@@ -169,6 +169,10 @@ class Config:
     confidence: ConfidenceConfig = field(default_factory=ConfidenceConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    made_by: dict[str, tuple[str, ...]] = field(
+        default_factory=dict,
+        metadata={"doc": "view → fingerprints of the extractors it accepts; training adds the store's"},
+    )
 
 
 @dataclass(frozen=True)
@@ -316,6 +320,10 @@ def _coerce(kind: Any, given: Given) -> Any:
     elif kind is str:
         if isinstance(value, str):
             return value
+    elif kind == tuple[str, ...]:
+        words = value.split(",") if isinstance(value, str) else value
+        if isinstance(words, (list, tuple)) and all(isinstance(word, str) and word for word in words):
+            return tuple(words)
     elif isinstance(value, bool):
         pass
     elif kind is int:
@@ -391,5 +399,6 @@ def _first_leaf(node: Any) -> Given:
 
 
 def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    names[tuple[str, ...]] = "a list of words"
     return names.get(kind, str(kind))

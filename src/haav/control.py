@@ -27,6 +27,7 @@ from haav.model.haav import Haav
 from haav.plots import new_figure
 from haav.text import BOS, UNK
 from haav.types import Caption, PhotoView, Progress, Views, quiet
+from haav.views import views_that_give
 
 COVERS = ("grey", "blur")
 RESAMPLES = 2000
@@ -160,12 +161,15 @@ def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") ->
     """
     if cover not in COVERS:
         raise ConfigError(unknown("cover", cover, COVERS))
-    if "objects" not in captioner.views:
-        raise ConfigError("the mask study needs a model that reads 'objects': it covers what is detected.")
+    detected = views_that_give("boxes", captioner.views)
+    if not detected:
+        raise ConfigError(
+            "the mask study covers what is detected: it needs a model that reads a view such as 'objects'."
+        )
     model = weighing(captioner)
     seen = captioner.look([image])
     (caption,) = captioner.caption_seen(seen)
-    found = _object(seen["objects"][0], caption)
+    found = _object(seen[detected[0]][0], caption)
     if found is None:
         return None
     step, box = found

@@ -22,6 +22,7 @@ import torch
 from haav.errors import HaavError, StoreError
 from haav.files import write_atomically
 from haav.images import load_image
+from haav.provenance import MadeBy, check_made_by
 from haav.sources import PhotoRef
 from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, quiet
@@ -57,13 +58,21 @@ def extract(
     workers: int | None = None,
     batch: int = 8,
     progress: Progress = quiet,
+    made_by: MadeBy | None = None,
 ) -> Summary:
-    """Put the views of the photos into the store; what is there already is not touched."""
+    """Put the views of the photos into the store; what is there already is not touched. `made_by`: of a model that is
+    to read them"""
     options = dict(options or {})
     with Store(store_path, write=True) as store:
+        there = {name: manifest.made_by for name, manifest in store.views.items()}
         for name in views:
             extractor = build_extractor(name, **options)
-            store.add_view(name, ViewManifest(extractor.spec, extractor.fingerprint, extractor.licence))
+            check_made_by(made_by or {}, {name: extractor.origin}, "the one to be extracted")
+            known = {other: there[other] for other in extractor.reads if other in there}
+            check_made_by(extractor.reads, known, f"that of {store_path}", "the bridge")
+            origin = extractor.origin if extractor.origin != extractor.fingerprint else ""
+            licence = extractor.licence
+            store.add_view(name, ViewManifest(extractor.spec, extractor.fingerprint, licence, origin=origin))
         todo = {ref.id: ref for ref in refs}
         missing = {name: set(store.missing(name, todo)) for name in views}
     jobs = [
@@ -177,39 +186,34 @@ class _Worker:
         records: dict[str, dict[str, PhotoView]] = {}
         for views in sorted({views for _, views in batch}):
             refs = [ref for ref, wanted in batch if wanted == views]
-            try:
-                self._extract(refs, views, records, failures)
-            except Exception:  # one photo in the batch upsets an extractor: find out which
-                for ref in refs:
-                    try:
-                        self._extract([ref], views, records, failures)
-                    except Exception as error:
-                        failures.append(Failure(ref.id, views, f"{type(error).__name__}: {error}"))
+            photos, failed = self._photos(refs, [self._extractor(view) for view in views])
+            failures += [Failure(ref.id, views, error) for ref, error in failed]
+            for view in views if len(photos) else ():
+                found = records.setdefault(view, {})
+                try:
+                    found.update(self._extract(view, photos))
+                except Exception:  # one photo in the batch upsets the extractor: find out which
+                    for photo in photos.apart():
+                        try:
+                            found.update(self._extract(view, photo))
+                        except Exception as error:
+                            failures.append(Failure(photo.ids[0], (view,), f"{type(error).__name__}: {error}"))
         for view, found in records.items():
             self.store.put(view, found)
         return failures
 
-    def _extract(
-        self,
-        refs: list[PhotoRef],
-        views: tuple[str, ...],
-        records: dict[str, dict[str, PhotoView]],
-        failures: list[Failure],
-    ) -> None:
-        extractors = [self._extractor(view) for view in views]
-        photos, failed = self._photos(refs, extractors)
-        found = {extractor.name: extractor.extract(photos) for extractor in extractors} if len(photos) else {}
-        failures += [Failure(ref.id, views, error) for ref, error in failed]
-        for view, per_photo in found.items():
-            records.setdefault(view, {}).update(zip(photos.ids, per_photo, strict=True))
+    def _extract(self, view: str, photos: PhotoBatch) -> dict[str, PhotoView]:
+        return dict(zip(photos.ids, photos.view(self._extractor(view)), strict=True))
 
     def _photos(
         self, refs: list[PhotoRef], extractors: Sequence[Extractor]
     ) -> tuple[PhotoBatch, list[tuple[PhotoRef, str]]]:
+        """What the store holds is enough where every extractor can read it; else the pictures are opened"""
         ids = [ref.id for ref in refs]
-        if all(not extractor.needs_images for extractor in extractors) and "regions" in self.store.views:
+        if all(extractor.reads for extractor in extractors):
+            wanted = dict.fromkeys(view for extractor in extractors for view in extractor.reads)
             with suppress(StoreError):
-                return PhotoBatch(ids, None, regions=[self.store.get("regions", photo) for photo in ids]), []
+                return PhotoBatch(ids, None, **{view: self.store.get_many(view, ids) for view in wanted}), []
         images, failed = {}, []
         for ref in refs:
             try:

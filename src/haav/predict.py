@@ -17,6 +17,7 @@ from haav.evaluate.ptb import tokenize
 from haav.shards import ShardStore
 from haav.store import Store
 from haav.types import Batch, Caption, Progress, quiet
+from haav.views import views_that_give
 
 
 def predict(
@@ -33,7 +34,7 @@ def predict(
     if isinstance(store, ShardStore):
         by_id = {photo.id: photo for photo in photos}
         photos = [by_id[photo] for photo in store.in_order(by_id)]
-    stored = StoredPhotos(store, captioner.views, photos, vocabulary=None)
+    stored = StoredPhotos(store, captioner.views, photos, vocabulary=None, made_by=captioner.config.made_by)
     loader = build_loader(stored, ShuffledBatches(len(stored), batch, shuffle=False), workers=0)
 
     def work(part: Batch, seed: int | None) -> list[tuple[str, Caption]]:
@@ -49,17 +50,25 @@ def predict(
 BASELINES = ("nearest", "consensus")
 
 
+def sentence_view(store: Store | ShardStore) -> str:
+    """The view of a store whose sentences were retrieved for the photo as a whole, or for the fewest crops of it"""
+    manifests = store.views
+    names = views_that_give("sentences", sorted(manifests))
+    if not names:
+        raise ConfigError(f"{store.path} has no view to take sentences from, such as text_whole.")
+    return min(names, key=lambda name: manifests[name].spec.indices.get("crop", 1))
+
+
 def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str) -> Iterator[tuple[str, str]]:
     """What retrieval alone would say of each photo, without any captioner: its nearest sentence, or that of its
     retrieved sentences which is nearest to all the others"""
     if baseline not in BASELINES:
         raise ConfigError(unknown("baseline", baseline, BASELINES))
-    if "text_whole" not in store.views:
-        raise ConfigError(f"{store.path} has no view text_whole to take sentences from.")
+    name = sentence_view(store)
     for photo in photos:
-        (view,) = store.get_many("text_whole", [photo.id])
+        (view,) = store.get_many(name, [photo.id])
         if not view.labels:
-            raise DataError(f"{store.path} has no sentences of {photo.id}: its text_whole was imported without them.")
+            raise DataError(f"{store.path} has no sentences of {photo.id}: its {name} was imported without them.")
         alike = F.normalize(view.tokens.float(), dim=1) @ F.normalize(view.tokens.float(), dim=1).T
         yield photo.id, view.labels[0 if baseline == "nearest" else int(alike.sum(dim=1).argmax())]
 

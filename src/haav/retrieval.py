@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from haav.bridge import Bridge, BridgeConfig, CrossFitted, Pairs, recall, train_bridge
+from haav.bridge import FEATURES, Bridge, BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.data.annotations import Dataset, Photo, load_dataset
-from haav.errors import DataError
+from haav.errors import DataError, unknown
 from haav.sentences import MiniLM, SentenceEncoder
 from haav.store import Store
 from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import Progress, quiet
+from haav.views.regions import crops
 
 
 def build_textdb(
@@ -64,34 +65,47 @@ def build_bridge(
     textdb: TextDatabase,
     progress: Progress = quiet,
     encoder: SentenceEncoder | None = None,
+    view: str = FEATURES,
     **settings: Any,
 ) -> tuple[CrossFitted, dict[str, Any]]:
-    """The cross-fitted bridge, and how well it finds captions of photos it has not seen."""
+    """The cross-fitted bridge, and how well it finds captions of photos it has not seen.
+
+    `view`: what it is trained on; its tokens are those of the whole photo and of its crops, as `regions` has them.
+    """
     encoder = encoder or MiniLM()
     if textdb.encoder != encoder.fingerprint:
         raise DataError(
             f"the bridge leads to vectors of {encoder.fingerprint}; the text database has those of {textdb.encoder}.\n"
             "  Build one without --clip-text-model: haav textdb build"
         )
-    pairs = training_pairs(store, dataset.split("train"), textdb)
+    manifest = store.views.get(view)
+    if manifest is None:
+        raise DataError(unknown("view", view, store.views) + f"\n  Add it with: haav extract --store {store.path}")
+    tokens = len(crops())
+    if manifest.spec.max_tokens != tokens:
+        raise DataError(
+            f"view '{view}' has up to {manifest.spec.max_tokens} tokens; a bridge needs {tokens}: the whole photo, "
+            f"five crops, nine crops.\n  Take a view of that layout, such as '{FEATURES}'."
+        )
+    pairs = training_pairs(store, dataset.split("train"), textdb, view)
     config = BridgeConfig(features=pairs.features.shape[2], vectors=textdb.vectors.shape[1], **settings)
-    bridge = train_bridge(pairs, textdb.encoder, config, progress)
+    bridge = train_bridge(pairs, textdb.encoder, config, progress, view, (manifest.made_by,))
     return bridge, evaluate_bridge(bridge, store, dataset, textdb, pairs, encoder)
 
 
-def training_pairs(store: Store, photos: Sequence[Photo], textdb: TextDatabase) -> Pairs:
-    """Training photos whose captions are in the text database, with the regions of the store."""
+def training_pairs(store: Store, photos: Sequence[Photo], textdb: TextDatabase, view: str = FEATURES) -> Pairs:
+    """Training photos whose captions are in the text database, with their regions out of the store."""
     owned = [(photo.id, tuple(textdb.rows_of(photo.id))) for photo in photos]
     known = [(photo, rows) for photo, rows in owned if rows]
     if not known:
         raise DataError("no training photo of the data set has a caption in the text database.")
     ids = tuple(photo for photo, _ in known)
-    return Pairs(ids, region_features(store, ids), textdb.vectors, tuple(rows for _, rows in known))
+    return Pairs(ids, region_features(store, view, ids), textdb.vectors, tuple(rows for _, rows in known))
 
 
-def region_features(store: Store, ids: Sequence[str]) -> Tensor:
+def region_features(store: Store, view: str, ids: Sequence[str]) -> Tensor:
     """(N, regions, D) float16: half the memory, and the bridge does not mind"""
-    return torch.stack([view.tokens for view in store.get_many("regions", ids)])
+    return torch.stack([view.tokens for view in store.get_many(view, ids)])
 
 
 def evaluate_bridge(
@@ -114,7 +128,7 @@ def evaluate_bridge(
     vectors = encoder.encode(texts)
     ends = torch.tensor([len(photo.captions) for photo in val]).cumsum(dim=0).tolist()
     rows = [tuple(range(end - len(photo.captions), end)) for photo, end in zip(val, ends, strict=True)]
-    features = region_features(store, [photo.id for photo in val])[:, :1]
+    features = region_features(store, bridge.view, [photo.id for photo in val])[:, :1]
     ids = [photo.id for photo in val]
     queries = bridge(features, ids)[:, 0]
     with torch.random.fork_rng(devices=[]), torch.no_grad():

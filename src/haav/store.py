@@ -42,6 +42,13 @@ class ViewManifest:
     licence: str = "unknown"
     source: str = "extracted"
     notes: str = ""
+    origin: str = ""
+    """the fingerprint that models know, where it is another: views by a packed bridge and text database are a little
+    different, and still those that the model was trained for"""
+
+    @property
+    def made_by(self) -> str:
+        return self.origin or self.fingerprint
 
 
 @dataclass

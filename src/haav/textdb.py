@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Manifest:
     sources: list[dict[str, Any]] = field(default_factory=list)
     """file, kind, split, sentences and excluded photos of each source"""
     format: str = FORMAT
+    origin: str = ""
+    """of a compact database: the fingerprint of the one that it was made from"""
 
 
 class TextDatabase:
@@ -67,6 +69,11 @@ class TextDatabase:
         for entry in self.entries:
             digest.update(json.dumps([entry.sentence, entry.owners]).encode())
         return digest.hexdigest()[:16]
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint before it was made compact: what a model that was trained with it knows"""
+        return self.manifest.origin or self.fingerprint
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -137,7 +144,8 @@ class TextDatabase:
     def compact(self) -> TextDatabase:
         """The same sentences for use by strangers: vectors of one byte a number, and no owners."""
         rounded = _dequantise(*_quantise(self.vectors))
-        return TextDatabase([Entry(entry.sentence) for entry in self.entries], rounded, self.manifest)
+        manifest = replace(self.manifest, origin=self.origin)
+        return TextDatabase([Entry(entry.sentence) for entry in self.entries], rounded, manifest)
 
     def save(self, directory: str | Path, quantised: bool = False) -> None:
         """`quantised`: vectors as bytes; for a database that `compact` made, nothing more is lost"""

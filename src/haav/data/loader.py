@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from haav.data.annotations import Photo
 from haav.data.collate import collate
 from haav.errors import StoreError
+from haav.provenance import MadeBy, check_made_by
 from haav.shards import WINDOW, ShardStore
 from haav.store import Store
 from haav.text import Vocabulary
@@ -30,8 +31,10 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
         photos: Sequence[Photo],
         vocabulary: Vocabulary | None,
         max_words: int = 20,
+        made_by: MadeBy | None = None,
     ) -> None:
-        """`vocabulary` None: captions are left out, as for photos without any"""
+        """`vocabulary` None: captions are left out, as for photos without any; `made_by`: which extractors the model
+        accepts"""
         self.store = store
         self.views = tuple(views)
         self.photos = tuple(photos)
@@ -49,6 +52,9 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
                     f"(first: {missing[0]}).\n"
                     f"  Finish it with: haav extract --store {store.path} --views {view} --images …"
                 )
+        manifests = store.views
+        given = {view: manifests[view].made_by for view in self.views if view in manifests}
+        check_made_by(made_by or {}, given, f"that of {store.path}")
 
     def __len__(self) -> int:
         return len(self.photos)

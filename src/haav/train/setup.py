@@ -87,11 +87,11 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
                 f"{init} reads {', '.join(known.model.views)}, and training it further cannot change that to "
                 f"{', '.join(wanted)}.\n  Use --data.views {','.join(known.model.views)}, or leave --init out."
             )
-        config = replace(config, model=known.model)
+        config = _with_makers(replace(config, model=known.model, made_by=known.made_by | config.made_by), store)
         model.requires_grad_(True)
     else:
         vocabulary = Vocabulary.build((text for photo in labelled for text in photo.captions), data.min_count)
-        config = _fit_to_data(config, store, vocabulary)
+        config = _with_makers(_fit_to_data(config, store, vocabulary), store)
         model = build_model(config.model)
     contrast: MomentumContrast | None = None
     if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
@@ -105,7 +105,7 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
         config,
         vocabulary,
         learner,
-        StoredPhotos(store, views, labelled, vocabulary, config.decode.max_words - 1),
+        StoredPhotos(store, views, labelled, vocabulary, config.decode.max_words - 1, config.made_by),
         further,
         tuple(photo for photo in dataset.split(config.train.select_on) if photo.captions),
         store,
@@ -128,6 +128,13 @@ def _fit_to_data(config: Config, store: Store | ShardStore, vocabulary: Vocabula
     if problems:
         raise ConfigError.of(problems)
     return config
+
+
+def _with_makers(config: Config, store: Store | ShardStore) -> Config:
+    """The model will know who made its views: what it says already stays, the store adds what it does not say."""
+    manifests = store.views
+    made = {name: (manifests[name].made_by,) for name in config.model.views if name in manifests}
+    return replace(config, made_by={name: config.made_by.get(name) or made[name] for name in made})
 
 
 def _objective(config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo]) -> Objective:
@@ -157,7 +164,7 @@ def _unlabelled(
             "train.unlabelled_batch asks for photos without captions, and there are none.\n"
             "  Name some with --data.unlabelled and --data.unlabelled_store, or lower --data.label_fraction."
         )
-    return StoredPhotos(store, views, photos, vocabulary=None)
+    return StoredPhotos(store, views, photos, vocabulary=None, made_by=config.made_by)
 
 
 def _fingerprint(
@@ -165,6 +172,6 @@ def _fingerprint(
 ) -> str:
     """Paths may change between a stop and a resume, and so may the number of epochs; nothing else."""
     settings = to_dict(replace(config, data=DataConfig()))
-    del settings["train"]["epochs"]
+    del settings["train"]["epochs"], settings["made_by"]  # stores are checked by it, and old runs have none
     facts = [settings, vocabulary.words, [photo.id for photo in labelled], further.ids if further else ()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from haav import weights
 from haav.errors import ConfigError, unknown
+from haav.provenance import MadeBy
 from haav.verbs.common import fetch_weights, fetch_weights_of, listed, print_json
 
 
@@ -28,7 +29,9 @@ def extract(
 ) -> int:
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav import extract, sources, terminal
+    from haav.views import DEFAULT_VIEWS
 
+    made_by: MadeBy = {}
     options = {
         "bridge": bridge,
         "textdb": textdb,
@@ -41,19 +44,33 @@ def extract(
         from haav.pretrained import find_model, read_config
 
         home = find_model(model)
-        views = views or ",".join(read_config(home).model.views)
+        config = read_config(home)
+        views, made_by = views or ",".join(config.model.views), config.made_by
         options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
-    chosen = (views or "grid,cells,objects,regions").split(",")
+    chosen = listed(views or "") or list(DEFAULT_VIEWS)
     refs = sources.find_photos(images.split(","))
     fetch_weights_of(chosen)
     with terminal.progress("photos") as progress:
-        summary = extract.extract(refs, store, chosen, options, workers, batch, progress)
+        summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     print(
         f"{store}: {summary.photos:,} photos extracted, {summary.skipped:,} were there, {len(summary.failures)} failed."
     )
     if summary.failures:
         print(f"{store}/{extract.FAILURES} names them; the first: {summary.failures[0].error}", file=sys.stderr)
     return 1 if summary.failures else 0
+
+
+def views() -> int:
+    """The views that can be extracted, what each needs, and plug-ins that do not work."""
+    from haav.views import broken_plugins, extractors, view_names
+
+    for name in view_names():
+        kind = extractors.get(name)
+        needs = f"  needs {', '.join(f'--{need}' for need in kind.needs)}" if kind.needs else ""
+        print(f"{name}  [{kind.licence}]{needs}")
+    for plugin in broken_plugins():
+        print(f"broken: {plugin}.", file=sys.stderr)
+    return 0
 
 
 def import_features(
@@ -171,16 +188,18 @@ def textdb(
 
 def bridge(
     *,
-    store: Annotated[str, "view store with the view regions"],
+    store: Annotated[str, "view store with the view that the bridge starts from"],
     dataset: Annotated[str, "data set with train and val photos of the store"],
     textdb: Annotated[str, "text database with the captions of its training photos"],
     out: Annotated[str, "directory to write"],
+    view: Annotated[str | None, "where it starts from: a view of the photo and its crops (default: regions)"] = None,
     epochs: Annotated[int, "passes over the photos, for each fold"] = 30,
     folds: Annotated[int, "photos of a fold are served by a bridge trained on the other folds"] = 5,
     seed: Annotated[int, "of everything random"] = 0,
 ) -> int:
     """Learn the way from photos to sentences on training captions; report recall on val."""
     from haav import sentences, terminal
+    from haav.bridge import FEATURES
     from haav.data.annotations import load_dataset
     from haav.retrieval import build_bridge
     from haav.store import Store
@@ -189,7 +208,14 @@ def bridge(
     fetch_weights([weights.find(sentences.WEIGHTS)])
     with Store(store) as opened, terminal.progress("epochs") as progress:
         found, report = build_bridge(
-            opened, load_dataset(dataset), TextDatabase.load(textdb), progress, epochs=epochs, folds=folds, seed=seed
+            opened,
+            load_dataset(dataset),
+            TextDatabase.load(textdb),
+            progress,
+            view=view or FEATURES,
+            epochs=epochs,
+            folds=folds,
+            seed=seed,
         )
     found.save(out, report)
     print_json(report)

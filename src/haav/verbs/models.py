@@ -165,7 +165,7 @@ def predict(
         if dataset:
             photos = load_dataset(dataset, split).split(split)
         else:
-            names_from = captioner.views[0] if captioner else "text_whole"
+            names_from = captioner.views[0] if captioner else predict.sentence_view(opened)
             photos = tuple(Photo(name, split) for name in opened.ids(names_from))
         if not photos:
             raise ConfigError(f"{dataset or store} has no photos in split '{split}'.")
@@ -286,7 +286,8 @@ def control(
         if store is None or dataset is None:
             raise ConfigError("the noise study needs --store and --dataset.")
         photos = load_dataset(dataset).split(split)[:limit]
-        stored = StoredPhotos(open_store(store), captioner.views, photos, vocabulary=None)
+        made_by = captioner.config.made_by
+        stored = StoredPhotos(open_store(store), captioner.views, photos, vocabulary=None, made_by=made_by)
         with terminal.progress("photos") as progress:
             found = control.noise_study(captioner, stored, seed=seed, progress=progress)
     elif study == "mask":

@@ -56,6 +56,7 @@ class ClipTextExtractor(Extractor):
     """
 
     licence = f"{LICENCE}; of the texts in the text database"
+    needs, gives = ("textdb",), ("sentences",)
     crops: str
     per_crop: int
 
@@ -86,8 +87,15 @@ class ClipTextExtractor(Extractor):
 
     @property
     def fingerprint(self) -> str:
+        return self._fingerprint(self.textdb.fingerprint)
+
+    @property
+    def origin(self) -> str:
+        return self._fingerprint(self.textdb.origin)
+
+    def _fingerprint(self, textdb: str) -> str:
         image = f"clip-text-{self.model.fingerprint}-{self.prepare.fingerprint}"
-        return f"{image}-textdb-{self.textdb.fingerprint}-{self.crops}-{self.per_crop}-1"
+        return f"{image}-textdb-{textdb}-{self.crops}-{self.per_crop}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         pieces = [cut(image, box) for image in photos.images for box in self.boxes]

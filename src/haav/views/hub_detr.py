@@ -27,6 +27,7 @@ class DetrObjectsExtractor(Extractor):
 
     name = "detr_objects"
     licence = "Apache-2.0 (of the default model; another model's: see its page)"
+    gives = ("boxes",)
 
     def __init__(self, detr_model: str | Path = DETR_MODEL) -> None:
         self.model = hub.find_model(detr_model, "detr_model")

@@ -35,6 +35,7 @@ class ObjectsExtractor(Extractor):
     name = "objects"
     licence = yolo.LICENCE
     weights = (yolo.WEIGHTS,)
+    gives = ("boxes",)
     spec = ViewSpec(yolo.DEEP[0] + yolo.FINE[0] + 80 + 1, MAX_BOXES, boxes=True)
 
     @property

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from haav.bridge import CrossFitted
 from haav.errors import ViewError
+from haav.provenance import check_made_by
 from haav.textdb import TextDatabase
 from haav.types import PhotoView, ViewSpec
-from haav.views.base import Extractor, PhotoBatch, extractors
+from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors
 from haav.views.regions import CROPS, RegionsExtractor
 
 
@@ -45,7 +46,7 @@ class TextExtractor(Extractor):
 
     licence = "of the captions in the text database"
     weights = RegionsExtractor.weights
-    needs_images = False
+    needs, gives = ("bridge", "textdb"), ("sentences",)
     crops: str
     per_crop: int
 
@@ -64,15 +65,30 @@ class TextExtractor(Extractor):
                 f"{self.textdb.encoder}: make both with one sentence encoder."
             )
         self.spec = text_spec(self.textdb, self.crops, self.per_crop)
+        self.reads = {self.bridge.view: self.bridge.made_by}
 
     @property
     def fingerprint(self) -> str:
-        return f"bridge-{self.bridge.fingerprint}-textdb-{self.textdb.fingerprint}-{self.crops}-{self.per_crop}"
+        return self._fingerprint(self.bridge.fingerprint, self.textdb.fingerprint)
+
+    @property
+    def origin(self) -> str:
+        return self._fingerprint(self.bridge.origin, self.textdb.origin)
+
+    def _fingerprint(self, bridge: str, textdb: str) -> str:
+        return f"bridge-{bridge}-textdb-{textdb}-{self.crops}-{self.per_crop}"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        regions = photos.once("regions", lambda: RegionsExtractor().extract(photos))
+        regions = photos.once(self.bridge.view, lambda: self._regions.extract(photos))
         features = torch.stack([view.tokens[CROPS[self.crops]] for view in regions])
         return nearest_texts(self.textdb, self.bridge(features, photos.ids), photos.ids, self.per_crop)
+
+    @cached_property
+    def _regions(self) -> Extractor:
+        """What the bridge was trained on, for photos whose features no store holds"""
+        extractor = build_extractor(self.bridge.view)
+        check_made_by(self.reads, {extractor.name: extractor.origin}, "the one installed", "the bridge")
+        return extractor
 
 
 @extractors.register("text_whole")
