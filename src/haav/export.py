@@ -10,31 +10,34 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from haav.bridge import CrossFitted
 from haav.captioner import Captioner
 from haav.describe import blank_view
 from haav.errors import ConfigError
 from haav.files import make_folder, write_atomically
 from haav.generate import BeamSearch, build_strategy
-from haav.look import BRIDGE, TEXTDB, own_texts
+from haav.look import TEXTDB, own_texts
 from haav.model.haav import Haav
 from haav.portable import ABOUT, EYES, FORMAT, READER, STEP, TEXTS, WORDS
-from haav.portable.eyes import BOXES, DEEP, FINE, LARGE, QUERY, SCORES, SMALL
+from haav.portable.eyes import DETECTIONS, LARGE, QUERY, SMALL, SUPPRESS
 from haav.pretrained import find_model
 from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
-from haav.views import cells, efficientnet, extractors, objects, yolo
+from haav.views import Extractor, cells, efficientnet, extractor_kind, objects, yolo
+from haav.views.grid import GridExtractor
+from haav.views.objects import ObjectsExtractor
 from haav.views.pooling import coverage
-from haav.views.regions import CROPS, crops
+from haav.views.regions import CROPS, RegionsExtractor, crops
 from haav.views.text import TextExtractor
 
 OPSET = 17
+EXPORTABLE = (cells.CellsExtractor, GridExtractor, ObjectsExtractor, TextExtractor)
+"""what the graph of the embedded networks can stand for"""
 PHOTOS, CAPTIONS, PAST = 2, 3, 4
 """sizes that graphs are traced with; none of them is kept"""
 
@@ -49,23 +52,23 @@ def export(model: str | Path, out: str | Path) -> dict[str, int]:
     folder = make_folder(out)
     memory = _export_reader(network, captioner.config.model.views, folder / READER)
     _export_step(network, memory, folder / STEP)
-    eyes = all(_embedded(name) for name in captioner.views)
-    texts = own_texts(home)
+    eyes = _embedded(captioner)
     if eyes:
-        _export_eyes(captioner.views, texts, folder / EYES)
-        if TEXTDB in texts:
+        _export_eyes(eyes, folder / EYES)
+        texts = own_texts(home)
+        if any(isinstance(extractor, TextExtractor) for extractor in eyes.values()):
             make_folder(folder / TEXTS)
             for file in sorted(Path(texts[TEXTDB]).iterdir()):
                 write_atomically(folder / TEXTS / file.name, lambda path, file=file: shutil.copyfile(file, path))
     heads, width = captioner.config.model.heads, captioner.config.model.d_model // captioner.config.model.heads
     about = {
         "format": FORMAT,
-        "views": {name: _about(name, spec) for name, spec in captioner.config.model.views.items()},
+        "views": {name: _about(spec, eyes.get(name)) for name, spec in captioner.config.model.views.items()},
         "layers": len(network.decoder.layers),
         "past": [heads, width],
         "decode": asdict(captioner.config.decode),
         "confidence": asdict(captioner.config.confidence),
-        "eyes": eyes,
+        "eyes": bool(eyes),
     }
     for name, data in ((WORDS, captioner.vocabulary.to_json()), (ABOUT, about)):
         text = json.dumps(data, ensure_ascii=False, indent=1)
@@ -85,16 +88,22 @@ def _check(captioner: Captioner) -> None:
         raise ConfigError("an ensemble cannot be exported as one; export a single model.")
 
 
-def _embedded(name: str) -> bool:
-    kind = extractors.get(name) if name in extractors else None
-    return name in ("cells", "grid", "objects") or (kind is not None and issubclass(kind, TextExtractor))
+def _embedded(captioner: Captioner) -> dict[str, Extractor]:
+    """The extractors of its views, if the graph of the embedded networks can stand for all of them; else none"""
+    kinds = [extractor_kind(name) for name in captioner.views]
+    if not all(kind is not None and issubclass(kind, EXPORTABLE) for kind in kinds) or captioner.eyes is None:
+        return {}
+    found = {name: captioner.eyes.extractor(name) for name in captioner.views}
+    bridges = [extractor.bridge for extractor in found.values() if isinstance(extractor, TextExtractor)]
+    starts = [extractor_kind(bridge.view) for bridge in bridges]
+    return found if all(kind is not None and issubclass(kind, RegionsExtractor) for kind in starts) else {}
 
 
-def _about(name: str, spec: ViewSpec) -> dict[str, object]:
+def _about(spec: ViewSpec, extractor: Extractor | None) -> dict[str, object]:
     about: dict[str, object] = asdict(spec)
-    if name == "objects":
+    if isinstance(extractor, ObjectsExtractor):
         limits = (objects.MIN_SCORE, objects.MAX_OVERLAP, objects.MAX_BOXES)
-        about["suppress"] = dict(zip(("min_score", "max_overlap", "max_boxes"), limits, strict=True))
+        about[SUPPRESS] = dict(zip(("min_score", "max_overlap", "max_boxes"), limits, strict=True))
     return about
 
 
@@ -223,39 +232,40 @@ def _axes_of_views(names: Iterable[str]) -> dict[str, dict[int, str]]:
 class EmbeddedEyes(nn.Module):
     """Both networks, pooling under boxes that are the same for every photo, and the bridge"""
 
-    def __init__(self, views: Sequence[str], bridge: CrossFitted | None) -> None:
+    def __init__(self, views: Mapping[str, Extractor]) -> None:
         super().__init__()
-        self.views = tuple(views)
+        self.views = dict(views)
         self.grid, self.detector = efficientnet.load_efficientnet(), yolo.load_yolo()
-        self.bridge = bridge.bridges[0] if bridge is not None else None
+        bridges = [extractor.bridge for extractor in views.values() if isinstance(extractor, TextExtractor)]
+        self.bridge = bridges[0].bridges[0] if bridges else None
         sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
         for name, boxes in (("cells", cells.squares()), ("crops", crops())):
             for number, side in enumerate(sides):
                 self.register_buffer(f"{name}_{number}", coverage(boxes, side, side))
 
     def outputs(self) -> list[str]:
-        names = [BOXES, SCORES, DEEP, FINE] if "objects" in self.views else []
-        names += [name for name in ("cells", "grid") if name in self.views]
-        return names + [name + QUERY for name in self._texts()]
-
-    def _texts(self) -> list[str]:
-        return [name for name in self.views if name.startswith("text")]
+        parts: dict[type[Extractor], tuple[str, ...]] = {ObjectsExtractor: DETECTIONS, TextExtractor: (QUERY,)}
+        return [
+            name + part
+            for name, extractor in self.views.items()
+            for part in next((own for kind, own in parts.items() if isinstance(extractor, kind)), ("",))
+        ]
 
     def forward(self, small: Tensor, large: Tensor) -> tuple[Tensor, ...]:
         grid, found = self.grid(small), self.detector(large)
         maps = (grid, found.deep, found.fine)
-        answers = [found.boxes, found.scores, found.deep, found.fine] if "objects" in self.views else []
-        if "cells" in self.views:
-            answers.append(self._pool("cells", maps))
-        if "grid" in self.views:
-            answers.append(grid.flatten(2).transpose(1, 2))
-        if self._texts():
-            assert self.bridge is not None
-            queries = self.bridge(self._pool("crops", maps))
-            for name in self._texts():
-                kind = extractors.get(name)
-                assert issubclass(kind, TextExtractor)
-                answers.append(queries[:, CROPS[kind.crops]])
+        queries = None if self.bridge is None else self.bridge(self._pool("crops", maps))
+        answers: list[Tensor] = []
+        for extractor in self.views.values():
+            if isinstance(extractor, ObjectsExtractor):
+                answers += [found.boxes, found.scores, found.deep, found.fine]
+            elif isinstance(extractor, cells.CellsExtractor):
+                answers.append(self._pool("cells", maps))
+            elif isinstance(extractor, TextExtractor):
+                assert queries is not None
+                answers.append(queries[:, CROPS[extractor.crops]])
+            else:
+                answers.append(grid.flatten(2).transpose(1, 2))
         return tuple(answers)
 
     def _pool(self, name: str, maps: Sequence[Tensor]) -> Tensor:
@@ -266,11 +276,8 @@ class EmbeddedEyes(nn.Module):
         return torch.cat(parts, dim=2)
 
 
-def _export_eyes(views: Sequence[str], texts: dict[str, str], path: Path) -> None:
-    bridge = CrossFitted.load(texts[BRIDGE]) if BRIDGE in texts else None
-    if any(name.startswith("text") for name in views) and bridge is None:
-        raise ConfigError("this model reads retrieved sentences, but its directory has no bridge: haav pack it first.")
-    eyes = EmbeddedEyes(views, bridge).eval()
+def _export_eyes(views: Mapping[str, Extractor], path: Path) -> None:
+    eyes = EmbeddedEyes(views).eval()
     pixels = [torch.zeros(PHOTOS, 3, side, side, dtype=torch.uint8) for side in (efficientnet.SIZE, yolo.SIZE)]
     axes = {name: {0: "photos"} for name in (SMALL, LARGE, *eyes.outputs())}
     _write(eyes, tuple(pixels), [SMALL, LARGE], eyes.outputs(), axes, path)

@@ -20,7 +20,10 @@ from haav.files import json_of
 
 SMALL, LARGE = "pixels.small", "pixels.large"
 """inputs: EfficientNet's and YOLO's square pictures"""
-BOXES, SCORES, DEEP, FINE = "objects.boxes", "objects.scores", "objects.deep", "objects.fine"
+BOXES, SCORES, DEEP, FINE = DETECTIONS = (".boxes", ".scores", ".deep", ".fine")
+"""after the name of a view of detected things: what the choice among boxes is made from"""
+SUPPRESS = "suppress"
+"""of such a view, in `portable.json`: how that choice is made"""
 QUERY = ".query"
 """after a text view's name: what its sentences are searched with"""
 SENTENCES = "sentences"
@@ -57,8 +60,8 @@ class PortableEyes:
 
     def _view(self, name: str, found: Mapping[str, np.ndarray], photo: int) -> dict[str, np.ndarray]:
         about = self.views[name]
-        if name == "objects":
-            return objects({part: found[part][photo] for part in (BOXES, SCORES, DEEP, FINE)}, **about["suppress"])
+        if SUPPRESS in about:
+            return objects({part: found[name + part][photo] for part in DETECTIONS}, **about[SUPPRESS])
         if name + QUERY in found:
             assert self.texts is not None
             rows = self.texts.nearest(found[name + QUERY][photo], about["indices"]["rank"])
