@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from haav.views import extractors
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "haav"
 
@@ -80,6 +82,28 @@ def test_imports_go_one_way() -> None:
 def test_every_module_has_its_layer() -> None:
     placed = {name for layer in LAYERS for name in layer}
     assert placed == {_module(file) for file in PACKAGE.rglob("*.py")} - SURFACE
+
+
+NAMES_VIEWS = {
+    "views",
+    "bridge",  # the view that it is trained on unless another is named
+    "data",  # the toy world's own
+    "convert",  # the release's
+    "importers",  # those of others' files
+    "ablate",  # a "grid" of runs
+}
+
+
+def test_no_code_asks_for_a_view_by_its_name() -> None:
+    """Who needs a view that can do something asks extractors what they declare."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno} '{node.value}'"
+        for file in PACKAGE.rglob("*.py")
+        if _module(file) not in NAMES_VIEWS
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value in list(extractors)
+    ]
+    assert not wrong
 
 
 def test_model_never_sees_yaml_data_or_files() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -18,10 +19,12 @@ from haav import retrieval, weights
 from haav.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.data.annotations import load_dataset
 from haav.errors import DataError, ViewError, WeightsError
+from haav.extract import extract
+from haav.sources import PhotoRef
 from haav.store import Store, ViewManifest
 from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import PhotoView, Progress, ViewSpec, quiet
-from haav.views import PhotoBatch
+from haav.views import Extractor, PhotoBatch, extractors
 from haav.views.text import TextFiveExtractor, TextWholeExtractor
 
 
@@ -281,6 +284,56 @@ def test_bridge_is_built_from_a_store_and_reports_recall_and_leak(tmp_path: Path
     assert set(report["val"]) == {"recall@1", "recall@5", "recall@10"}
     assert (report["photos"], report["candidates"]) == (2, 4)
     assert len(report["cosine_to_own_captions"]) == 3
+
+
+class ToyRegions(Extractor):
+    """The layout of `regions`, by other features"""
+
+    name, licence, fingerprint = "toy_regions", "CC0", "toy-regions-1"
+    spec = ViewSpec(12, 15, boxes=True)
+
+    def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        shades = torch.linspace(0, 1, 12 * 15).view(15, 12)
+        return [PhotoView(shades * image.width) for image in photos.images]
+
+
+def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extractors, "_entries", {**extractors._entries, "toy_regions": ToyRegions})
+    file = karpathy(tmp_path / "d.json.gz", photos=40)
+    texts = retrieval.build_textdb([file], encoder=ToyEncoder())
+    settings = {"epochs": 2, "folds": 2, "hidden": 16, "batch": 8}
+    images = {f"p{n}.jpg": Image.new("RGB", (10 + n, 9)) for n in range(40)}
+    views = dict(zip(images, ToyRegions().extract(PhotoBatch(list(images), list(images.values()))), strict=True))
+    with Store(tmp_path / "s", write=True) as store:
+        store.add_view("toy_regions", ViewManifest(ToyRegions.spec, ToyRegions.fingerprint))
+        store.put("toy_regions", views)
+        store.add_view("short", ViewManifest(ViewSpec(12, 3), "toy"))
+
+        def build(view: str) -> CrossFitted:
+            dataset = load_dataset(file)
+            return retrieval.build_bridge(store, dataset, texts, encoder=ToyEncoder(), view=view, **settings)[0]
+
+        with pytest.raises(DataError, match=r"unknown view 'toy_region'\. Did you mean 'toy_regions'"):
+            build("toy_region")
+        with pytest.raises(DataError, match="'short' has up to 3 tokens; a bridge needs 15"):
+            build("short")
+        build("toy_regions").save(tmp_path / "bridge")
+    bridge = CrossFitted.load(tmp_path / "bridge")
+    assert (bridge.view, bridge.made_by) == ("toy_regions", ("toy-regions-1",))
+    assert (bridge.compact().view, bridge.compact().made_by) == (bridge.view, bridge.made_by)
+    extractor = TextFiveExtractor(bridge, texts)
+    assert extractor.reads == {"toy_regions": ("toy-regions-1",)}
+    stored = PhotoBatch(["p3.jpg"], None, toy_regions=[views["p3.jpg"]])
+    live = PhotoBatch(["p3.jpg"], [images["p3.jpg"]])
+    assert extractor.extract(stored)[0].labels == extractor.extract(live)[0].labels
+    refs = [PhotoRef("p3.jpg", str(tmp_path / "not there: the store is enough"))]
+    texts.save(tmp_path / "texts")
+    options = {"bridge": str(tmp_path / "bridge"), "textdb": str(tmp_path / "texts")}
+    assert not extract(refs, tmp_path / "s", ["text_five"], options, workers=1).failures
+    with Store(tmp_path / "s") as store:
+        assert store.get("text_five", "p3.jpg").labels == extractor.extract(live)[0].labels
 
 
 def test_real_sentences_that_mean_the_same_are_near() -> None:

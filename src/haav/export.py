@@ -239,7 +239,7 @@ class EmbeddedEyes(nn.Module):
         bridges = [extractor.bridge for extractor in views.values() if isinstance(extractor, TextExtractor)]
         self.bridge = bridges[0].bridges[0] if bridges else None
         sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
-        for name, boxes in (("cells", cells.squares()), ("crops", crops())):
+        for name, boxes in (("squares", cells.squares()), ("crops", crops())):
             for number, side in enumerate(sides):
                 self.register_buffer(f"{name}_{number}", coverage(boxes, side, side))
 
@@ -260,7 +260,7 @@ class EmbeddedEyes(nn.Module):
             if isinstance(extractor, ObjectsExtractor):
                 answers += [found.boxes, found.scores, found.deep, found.fine]
             elif isinstance(extractor, cells.CellsExtractor):
-                answers.append(self._pool("cells", maps))
+                answers.append(self._pool("squares", maps))
             elif isinstance(extractor, TextExtractor):
                 assert queries is not None
                 answers.append(queries[:, CROPS[extractor.crops]])
