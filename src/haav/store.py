@@ -224,6 +224,7 @@ class Store:
             "bytes_per_photo": round(sum(size for size, _ in sizes) / max(photos, 1)),
             **asdict(manifest.spec),
             "fingerprint": manifest.fingerprint,
+            "made_by": manifest.made_by,
             "licence": manifest.licence,
             "source": manifest.source,
         }
