@@ -23,8 +23,7 @@ PHOTOS = 48
 def main(source: str) -> None:
     refs = list(islice(find_photos([source]), PHOTOS))
     photos = PhotoBatch([ref.id for ref in refs], [load_image(ref.read()) for ref in refs])
-    state, _ = clip.read_clip(None)
-    tower = VisionTransformer(clip.CONFIG, state, "float32")
+    tower = VisionTransformer(clip.CONFIG, clip.read_clip(), "float32")
     divisors = smoothing(tower, photos.pixels(clip.SIDE, Image.Resampling.BICUBIC))
     save_file({name: value.half() for name, value in divisors.items()}, clip.SMOOTHING)
     largest = max(float(value.max() / value.median()) for value in divisors.values())

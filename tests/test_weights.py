@@ -23,6 +23,7 @@ import pytest
 from haav import weights
 from haav.cli import main
 from haav.errors import ConfigError, WeightsError
+from haav.pretrained import find_model
 from haav.sentences import MiniLM
 from haav.types import quiet
 from haav.views import extractors, weights_of
@@ -472,7 +473,9 @@ def test_the_table_is_complete() -> None:
 def test_every_view_runs_on_weights_of_the_table() -> None:
     for name in extractors:
         assert set(extractors.get(name).weights) <= set(ARTEFACTS), name
-    assert weights_of(["cells", "objects", "text_whole"]) == ("efficientnet-lite2", "yolov4-tiny")
+    assert weights_of(["cells", "objects"]) == ("efficientnet-lite2", "yolov4-tiny")
+    bridge = str(find_model("best") / "bridge")
+    assert weights_of(["text_whole"], bridge=bridge) == ("efficientnet-lite2", "yolov4-tiny")
     assert weights_of(["grid", "not_installed"]) == ("efficientnet-lite2",)
 
 

@@ -78,6 +78,7 @@ class Captioner:
         """`options`: of the extractors of its views, e.g. `clip_model`"""
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, device)
+        options = {"device": str(device)} | options
         return cls(model, config, vocabulary, Eyes(config.model.views, directory, config.made_by, **options))
 
     @classmethod

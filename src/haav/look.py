@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from haav.files import json_of
 from haav.provenance import MadeBy, accepted_by_all, check_made_by
 from haav.textdb import MANIFEST
 from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, build_extractor, check_options, extractor_kind
+from haav.views import Extractor, PhotoBatch, build_extractor, check_options, extractor_kind, weights_of
 
 BRIDGE, TEXTDB = "bridge", "textdb"
 """folders of a model directory that can look at photos: what its text views are retrieved with"""
@@ -63,6 +64,11 @@ class Eyes:
         """Upright RGB pictures → for each of `views` one view a picture"""
         photos = PhotoBatch([f"photo {number}" for number in range(len(images))], images)
         return {name: photos.view(self.extractor(name)) for name in views}
+
+    def weights(self, views: Sequence[str]) -> tuple[str, ...]:
+        """Names of the frozen weights that looking by these views takes"""
+        each = (weights_of([name], **self._owners.get(name, self).options) for name in views)
+        return tuple(dict.fromkeys(chain.from_iterable(each)))
 
     def extractor(self, name: str) -> Extractor:
         """Of a view; an error where it is not the one that the model was trained with"""

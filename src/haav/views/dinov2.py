@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,12 @@ class DinoPatchesExtractor(Extractor):
     spec = ViewSpec(CONFIG.width, 1 + POOLED**2, boxes=True)
 
     def __init__(self, precision: str = "auto", device: str = "cpu") -> None:
-        self.tower = load_dinov2(precision, device)
+        super().__init__(device)
+        self.precision = precision
+
+    @cached_property
+    def tower(self) -> Dinov2Tower:
+        return load_dinov2(self.precision, self.device)
 
     @property
     def fingerprint(self) -> str:

@@ -73,6 +73,6 @@ def fingerprint() -> str:
 
 
 @load_once
-def load_efficientnet() -> EfficientNetLite2:
+def load_efficientnet(device: str = "cpu") -> EfficientNetLite2:
     state = torch.load(weights_path(), map_location="cpu", weights_only=True)
-    return EfficientNetLite2(state).eval()
+    return EfficientNetLite2(state).eval().to(device)

@@ -9,12 +9,13 @@ from haav.views import efficientnet
 from haav.views.base import Extractor, PhotoBatch, extractors
 
 
-def grid_map(photos: PhotoBatch) -> Tensor:
-    """(B, 1280, 9, 9), computed once a batch"""
+def grid_map(photos: PhotoBatch, device: str = "cpu") -> Tensor:
+    """(B, 1280, 9, 9), computed once per batch"""
 
     def compute() -> Tensor:
         with torch.no_grad():
-            return efficientnet.load_efficientnet()(photos.pixels(efficientnet.SIZE, Image.Resampling.BICUBIC))
+            pixels = photos.pixels(efficientnet.SIZE, Image.Resampling.BICUBIC).to(device)
+            return efficientnet.load_efficientnet(device)(pixels).cpu()
 
     return photos.once("efficientnet_lite2", compute)
 
@@ -37,4 +38,4 @@ class GridExtractor(Extractor):
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         cells = torch.arange(efficientnet.GRID**2)
         indices = {"row": cells // efficientnet.GRID, "column": cells % efficientnet.GRID}
-        return [PhotoView(features.flatten(1).T, indices) for features in grid_map(photos)]
+        return [PhotoView(features.flatten(1).T, indices) for features in grid_map(photos, self.device)]

@@ -173,7 +173,7 @@ def file_digest(path: Path) -> str:
 
 
 @cache
-def load_network(model: HubModel, kind: str) -> Any:
+def load_network(model: HubModel, kind: str, device: str = "cpu") -> Any:
     """The transformers class `kind` with the model's weights, float32 (half precision crawls on a CPU), frozen: with
     no weight that wants a gradient, torch keeps nothing for a backward pass."""
     library = transformers()
@@ -202,7 +202,7 @@ def load_network(model: HubModel, kind: str) -> Any:
             f"{model.option}: '{model.name}' lacks {len(missing)} weights of {kind} (first: {missing[0]}).\n"
             "  Give a complete model."
         )
-    return network.eval().requires_grad_(False).float()
+    return network.eval().requires_grad_(False).float().to(device)
 
 
 @cache

@@ -32,9 +32,10 @@ class ClipGridExtractor(Extractor):
     name = "clip_grid"
     licence = LICENCE
 
-    def __init__(self, clip_model: str | Path = GRID_MODEL) -> None:
+    def __init__(self, clip_model: str | Path = GRID_MODEL, device: str = "cpu") -> None:
+        super().__init__(device)
         self.model = _find_clip(clip_model, "clip_model")
-        self.tower = hub.load_network(self.model, "CLIPVisionModel")
+        self.tower = hub.load_network(self.model, "CLIPVisionModel", device)
         self.prepare = _preparation(self.model, self.tower)
         config = self.tower.config
         self.spec = ViewSpec(config.hidden_size, 1 + (config.image_size // config.patch_size) ** 2)
@@ -44,8 +45,8 @@ class ClipGridExtractor(Extractor):
         return f"clip-grid-{self.model.fingerprint}-{self.prepare.fingerprint}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        pixels = torch.stack([self.prepare(image) for image in photos.images])
-        return [PhotoView(tokens) for tokens in self.tower(pixels).last_hidden_state]
+        pixels = torch.stack([self.prepare(image) for image in photos.images]).to(self.device)
+        return [PhotoView(tokens) for tokens in self.tower(pixels).last_hidden_state.cpu()]
 
 
 class ClipTextExtractor(Extractor):
@@ -61,8 +62,12 @@ class ClipTextExtractor(Extractor):
     per_crop: int
 
     def __init__(
-        self, clip_text_model: str | Path = TEXT_MODEL, textdb: str | Path | TextDatabase | None = None
+        self,
+        clip_text_model: str | Path = TEXT_MODEL,
+        textdb: str | Path | TextDatabase | None = None,
+        device: str = "cpu",
     ) -> None:
+        super().__init__(device)
         if textdb is None:
             raise ViewError(
                 f"view '{self.name}' needs a text database made with CLIP.\n"
@@ -80,7 +85,7 @@ class ClipTextExtractor(Extractor):
             raise ViewError(
                 f"view '{self.name}' takes {self.per_crop} texts a crop; the text database has {len(self.textdb)}."
             )
-        self.tower = hub.load_network(self.model, "CLIPVisionModelWithProjection")
+        self.tower = hub.load_network(self.model, "CLIPVisionModelWithProjection", device)
         self.prepare = _preparation(self.model, self.tower)
         self.boxes = crops()[CROPS[self.crops]].tolist()
         self.spec = text_spec(self.textdb, self.crops, self.per_crop)
@@ -104,11 +109,11 @@ class ClipTextExtractor(Extractor):
 
     def embed(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) unit rows in the space that CLIP's texts share"""
-        vectors = [
-            self.tower(torch.stack([self.prepare(image) for image in images[at : at + hub.BATCH]])).image_embeds
+        outputs = [
+            self.tower(torch.stack([self.prepare(image) for image in images[at : at + hub.BATCH]]).to(self.device))
             for at in range(0, len(images), hub.BATCH)
         ]
-        return F.normalize(torch.cat(vectors), dim=1)
+        return F.normalize(torch.cat([output.image_embeds for output in outputs]).cpu(), dim=1)
 
 
 @extractors.register("clip_text_whole")

@@ -29,9 +29,10 @@ class DetrObjectsExtractor(Extractor):
     licence = "Apache-2.0 (of the default model; another model's: see its page)"
     gives = ("boxes",)
 
-    def __init__(self, detr_model: str | Path = DETR_MODEL) -> None:
+    def __init__(self, detr_model: str | Path = DETR_MODEL, device: str = "cpu") -> None:
+        super().__init__(device)
         self.model = hub.find_model(detr_model, "detr_model")
-        self.network = hub.load_network(self.model, "AutoModelForObjectDetection")
+        self.network = hub.load_network(self.model, "AutoModelForObjectDetection", device)
         self.prepare = hub.load_preparation(self.model, None)
         config = self.network.config
         self.names = tuple(config.id2label.get(number, str(number)) for number in range(config.num_labels))
@@ -50,11 +51,11 @@ class DetrObjectsExtractor(Extractor):
             together.setdefault(picture.shape, []).append(number)
         views: dict[int, PhotoView] = {}
         for numbers in together.values():
-            found = self.network(torch.stack([pictures[number] for number in numbers]))
+            found = self.network(torch.stack([pictures[number] for number in numbers]).to(self.device))
             # DETR's decoder has a state for each query; YOLOS has them behind those of its patches.
             states = found.last_hidden_state[:, -found.logits.shape[1] :]
             for number, *parts in zip(numbers, states, found.logits, found.pred_boxes, strict=True):
-                views[number] = self._photo(*parts)
+                views[number] = self._photo(*(part.cpu() for part in parts))
         return [views[number] for number in range(len(pictures))]
 
     def _photo(self, states: Tensor, logits: Tensor, boxes: Tensor) -> PhotoView:

@@ -15,12 +15,12 @@ MAX_OVERLAP = 0.45
 MAX_BOXES = 50
 
 
-def detections(photos: PhotoBatch) -> yolo.Detections:
-    """The detector's raw output, computed once a batch"""
+def detections(photos: PhotoBatch, device: str = "cpu") -> yolo.Detections:
+    """The detector's raw output, computed once per batch"""
 
     def compute() -> yolo.Detections:
         with torch.no_grad():
-            return yolo.load_yolo()(photos.pixels(yolo.SIZE))
+            return yolo.load_yolo(device)(photos.pixels(yolo.SIZE).to(device)).cpu()
 
     return photos.once("yolov4_tiny", compute)
 
@@ -43,7 +43,7 @@ class ObjectsExtractor(Extractor):
         return f"yolov4-tiny-{yolo.fingerprint()}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        raw = detections(photos)
+        raw = detections(photos, self.device)
         views = []
         for deep, fine, objects in zip(raw.deep, raw.fine, keep_boxes(raw), strict=True):
             features = [pool(maps, objects.boxes) for maps in (deep, fine)]

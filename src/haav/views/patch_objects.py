@@ -20,6 +20,7 @@ class PatchObjectsExtractor(ClipExtractor):
     name = "patch_objects"
     licence = f"{clip.LICENCE}, {yolo.LICENCE}"
     weights = (clip.WEIGHTS, yolo.WEIGHTS)
+    gives = ("boxes",)
     spec = ViewSpec(clip.CONFIG.width + 80 + 1, MAX_BOXES, boxes=True)
 
     @property
@@ -29,7 +30,7 @@ class PatchObjectsExtractor(ClipExtractor):
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         maps = clip.patch_map(self.tower.hidden(photos))
         views = []
-        for features, objects in zip(maps, keep_boxes(detections(photos)), strict=True):
+        for features, objects in zip(maps, keep_boxes(detections(photos, self.device)), strict=True):
             tokens = torch.cat([pool(features, objects.boxes), objects.scores], dim=1)
             views.append(PhotoView(tokens, boxes=objects.boxes, labels=objects.labels))
         return views

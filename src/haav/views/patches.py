@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch.nn import functional as F
 
@@ -21,11 +23,16 @@ class ClipExtractor(Extractor):
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`clip_source`: other weights than those of the package index; `precision`: auto, float32, bfloat16 or int8"""
-        self.tower = clip.load_clip(clip_source, precision, device)
+        super().__init__(device)
+        self.source, self.precision = clip_source, precision
+
+    @cached_property
+    def tower(self) -> clip.ClipTower:
+        return clip.load_clip(self.source, self.precision, self.device)
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.name}-{self.tower.fingerprint}-1"
+        return f"{self.name}-{clip.fingerprint_of(self.source)}-1"
 
 
 @extractors.register("patches")

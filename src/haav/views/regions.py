@@ -38,10 +38,10 @@ def fingerprint() -> str:
     return f"efficientnet-lite2-{efficientnet.fingerprint()}-yolov4-tiny-{yolo.fingerprint()}-1"
 
 
-def describe_regions(photos: PhotoBatch, boxes: Tensor) -> list[Tensor]:
+def describe_regions(photos: PhotoBatch, boxes: Tensor, device: str = "cpu") -> list[Tensor]:
     """boxes (N, 4) as fractions → for each photo (N, 2048): both networks' maps of the whole photo under each box"""
-    found = detections(photos)
-    parts = [pool(features, boxes) for features in (grid_map(photos), found.deep, found.fine)]
+    found = detections(photos, device)
+    parts = [pool(features, boxes) for features in (grid_map(photos, device), found.deep, found.fine)]
     return list(torch.cat(parts, dim=2))
 
 
@@ -64,4 +64,4 @@ class RegionsExtractor(Extractor):
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         boxes = crops()
-        return [PhotoView(tokens, boxes=boxes) for tokens in describe_regions(photos, boxes)]
+        return [PhotoView(tokens, boxes=boxes) for tokens in describe_regions(photos, boxes, self.device)]

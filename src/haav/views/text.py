@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from haav.errors import ViewError
 from haav.provenance import check_made_by
 from haav.textdb import TextDatabase
 from haav.types import PhotoView, ViewSpec
-from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors
-from haav.views.regions import CROPS, RegionsExtractor
+from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors, weights_of
+from haav.views.regions import CROPS
 
 
 def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
@@ -45,12 +46,21 @@ class TextExtractor(Extractor):
     """
 
     licence = "of the captions in the text database"
-    weights = RegionsExtractor.weights
     needs, gives = ("bridge", "textdb"), ("sentences",)
     crops: str
     per_crop: int
 
-    def __init__(self, bridge: str | CrossFitted | None = None, textdb: str | TextDatabase | None = None) -> None:
+    def __init__(
+        self,
+        bridge: str | CrossFitted | None = None,
+        textdb: str | TextDatabase | None = None,
+        clip_source: str | None = None,
+        precision: str = "auto",
+        device: str = "cpu",
+    ) -> None:
+        """The last three: of the view that the bridge starts from"""
+        super().__init__(device)
+        self.options = {"clip_source": clip_source, "precision": precision, "device": device}
         if bridge is None or textdb is None:
             raise ViewError(
                 f"view '{self.name}' needs a bridge and a text database.\n"
@@ -66,6 +76,11 @@ class TextExtractor(Extractor):
             )
         self.spec = text_spec(self.textdb, self.crops, self.per_crop)
         self.reads = {self.bridge.view: self.bridge.made_by}
+
+    @classmethod
+    def weights_with(cls, **options: Any) -> tuple[str, ...]:
+        bridge = options.get("bridge")
+        return () if bridge is None else weights_of([_load_bridge(str(bridge)).view])
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +101,7 @@ class TextExtractor(Extractor):
     @cached_property
     def _regions(self) -> Extractor:
         """What the bridge was trained on, for photos whose features no store holds"""
-        extractor = build_extractor(self.bridge.view)
+        extractor = build_extractor(self.bridge.view, **self.options)
         check_made_by(self.reads, {extractor.name: extractor.origin}, "the one installed", "the bridge")
         return extractor
 

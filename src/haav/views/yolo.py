@@ -37,6 +37,9 @@ class Detections:
     fine: Tensor
     """(B, 256, 26, 26)"""
 
+    def cpu(self) -> Detections:
+        return Detections(self.boxes.cpu(), self.scores.cpu(), self.deep.cpu(), self.fine.cpu())
+
 
 class YoloTiny(nn.Module):
     """Runs the layers of a darknet config one by one, keeping the outputs that later layers route to."""
@@ -159,10 +162,10 @@ def class_names() -> tuple[str, ...]:
 
 
 @load_once
-def load_yolo() -> YoloTiny:
+def load_yolo(device: str = "cpu") -> YoloTiny:
     sections = read_sections((folder() / "yolov4-tiny.cfg").read_text())
     with open(folder() / "yolov4-tiny.weights", "rb") as file:
         version = np.fromfile(file, dtype=np.int32, count=3)
         file.seek(20 if version[0] * 10 + version[1] >= 2 else 16)
         weights = np.fromfile(file, dtype=np.float32)
-    return YoloTiny(sections, weights).eval()
+    return YoloTiny(sections, weights).eval().to(device)
