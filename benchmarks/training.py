@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from haav.bench import matmul_rate, seconds
+from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
 from haav.generate import BeamSearch, Generated, generate
+from haav.machine import check_bfloat16
 from haav.model.build import build_model
 from haav.model.dropping import Dropout
 from haav.presets import load_config
@@ -177,6 +179,10 @@ def same_self_critical_loss() -> bool:
 
 def has_bfloat16() -> bool:
     """Whether the machine has units for it, as its speed tells"""
+    try:
+        check_bfloat16()
+    except ConfigError:
+        return False
     return matmul_rate(dtype=torch.bfloat16) > 1.2 * matmul_rate()
 
 

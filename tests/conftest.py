@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+# Some virtual machines announce AMX and end a process that uses it (haav/machine.py). Read at torch's first product.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch

@@ -15,6 +15,7 @@ LAYERS = (
     ("errors", "types", "registry", "config"),
     (
         "provenance",
+        "machine",
         "text",
         "model",
         "losses",

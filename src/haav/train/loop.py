@@ -26,6 +26,7 @@ from haav.config import Config, override
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
 from haav.errors import ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
+from haav.machine import check_bfloat16
 from haav.plots import check_installed
 from haav.predict import predict
 from haav.text import PAD
@@ -298,6 +299,8 @@ def _connect(config: Config) -> Any:
     except ImportError:
         raise ConfigError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
     check_installed("the curves of a run")
+    if config.train.precision == "bf16" and not torch.cuda.is_available():
+        check_bfloat16()
     keep_memory()
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     fabric = Fabric(

@@ -23,9 +23,7 @@ def extract(
     clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,
     clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder"] = None,
     detr_model: Annotated[str | None, "for detr_objects: a hub name or a folder"] = None,
-    clip_source: Annotated[
-        str | None, "for patch views: CLIP ViT-B/16 of the hub, a folder or a file"
-    ] = None,
+    clip_source: Annotated[str | None, "for patch views: CLIP ViT-B/16 of the hub, a folder or a file"] = None,
     precision: Annotated[str | None, "for patch views: auto, float32, bfloat16 or int8"] = None,
     device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
     workers: Annotated[int | None, "processes (default: one a core)"] = None,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.errors import ConfigError, unknown
+from haav.machine import check_bfloat16, has_int8_products
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 SMOOTHED = ("qkv", "fc1", "fc2")
@@ -139,14 +140,11 @@ def resolve_precision(precision: str) -> str:
     """`auto`: int8 where the CPU has instructions for 8-bit products, float32 elsewhere"""
     if precision not in PRECISIONS:
         raise ConfigError(unknown("precision", precision, PRECISIONS))
+    if precision == "bfloat16":
+        check_bfloat16()
     if precision != "auto":
         return precision
     return "int8" if has_int8_products() else "float32"
-
-
-def has_int8_products() -> bool:
-    supported = getattr(torch.cpu, "_is_avx512_vnni_supported", None) or getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(supported and supported() and hasattr(torch, "_int_mm"))
 
 
 def smoothing(tower: VisionTransformer, pixels: Tensor, alpha: float = 0.6) -> dict[str, Tensor]:

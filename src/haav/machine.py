@@ -1,0 +1,34 @@
+"""What the processor of this machine can compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import torch
+
+from haav.errors import ConfigError
+
+PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a).sum() == 64**3"
+
+
+def has_int8_products() -> bool:
+    """Whether it has instructions for 8-bit products (VNNI)"""
+    supported = getattr(torch.cpu, "_is_avx512_vnni_supported", None) or getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(supported and supported() and hasattr(torch, "_int_mm"))
+
+
+def check_bfloat16() -> None:
+    """Some virtual machines announce matrix units (AMX) that end a process when it uses them."""
+    if _bfloat16_status() != 0:
+        raise ConfigError(
+            "products in bfloat16 end with an illegal instruction on this machine.\n"
+            "  Compute in float32, or switch the faulty units off: ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
+
+
+@cache
+def _bfloat16_status() -> int:
+    """Exit status of a process that computes one product"""
+    return subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode
