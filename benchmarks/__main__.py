@@ -20,6 +20,7 @@ from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.signal import signal
+from benchmarks.towers import towers
 from benchmarks.training import self_critical, training
 
 import haav
@@ -145,6 +146,7 @@ BENCHMARKS = {
     "loading": loading,
     "signal": signal,
     "int8": int8,
+    "towers": towers,
     "photos": photos,
     "others": others,
 }

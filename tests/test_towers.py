@@ -93,7 +93,7 @@ def test_clip_equals_onnxruntime_in_float(photos: PhotoBatch) -> None:
     path = weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx"
     session = runtime.InferenceSession(float_graph(path), quiet(runtime), providers=["CPUExecutionProvider"])
     embedding, hidden = map(torch.from_numpy, session.run(None, {"pixel_values": normalised(photos, clip.CONFIG)}))
-    tower = clip.load_clip(None, "float32", "cpu")
+    tower = clip.load_clip(precision="float32")
     ours = tower.hidden(fresh(photos))
     # Two of the 985 tokens amplify float32's rounding: there each of the two is 1.2e-4 from a float64 evaluation.
     assert errors(ours, hidden).quantile(0.99) < 1e-4
@@ -107,8 +107,8 @@ def test_the_8_bit_graph_as_it_is_differs_far_more_than_our_int8(photos: PhotoBa
     path = str(weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx")
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     _, hidden = map(torch.from_numpy, session.run(None, {"pixel_values": normalised(photos, clip.CONFIG)}))
-    exact = clip.load_clip(None, "float32", "cpu").hidden(fresh(photos))
-    ours = clip.load_clip(None, "int8", "cpu").hidden(fresh(photos))
+    exact = clip.load_clip(precision="float32").hidden(fresh(photos))
+    ours = clip.load_clip(precision="int8").hidden(fresh(photos))
     assert cosine(hidden, exact) < 0.95
     assert cosine(ours, exact) > 0.99
 
@@ -120,7 +120,7 @@ def test_dinov2_equals_onnxruntime(photos: PhotoBatch) -> None:
     model.graph.output.append(onnx.ValueInfoProto(name="/norm/Add_1_output_0"))
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (hidden,) = session.run(["/norm/Add_1_output_0"], {"input": normalised(photos, dinov2.CONFIG)})
-    ours = dinov2.load_dinov2("float32", "cpu").hidden(fresh(photos))
+    ours = dinov2.load_dinov2("float32").hidden(fresh(photos))
     assert errors(ours, torch.from_numpy(hidden)).max() < 1e-4
 
 
@@ -178,7 +178,7 @@ def test_weights_that_are_on_an_8_bit_grid_are_kept_exactly() -> None:
 
 def test_a_token_does_not_depend_on_the_other_photos(photos: PhotoBatch) -> None:
     """Rounding is per token, so int8 gives a photo the same numbers in every batch."""
-    tower = clip.load_clip(None, "int8", "cpu")
+    tower = clip.load_clip(precision="int8")
     alone = tower.hidden(PhotoBatch(photos.ids[:1], photos.images[:1]))
     assert_close(tower.hidden(fresh(photos))[:1], alone, rtol=1e-3, atol=1e-3)
 
@@ -213,6 +213,13 @@ def test_an_unknown_precision_is_suggested() -> None:
         small_tower("int9")
 
 
+def test_flops_are_counted_as_by_hand() -> None:
+    """4 patches of 3 × 4 × 4 and a class token, width 16, two layers"""
+    linear = 5 * (16 * 48 + 16 * 16 + 16 * 64 + 64 * 16)
+    attention = 2 * 5 * 5 * 16
+    assert small_tower("float32").gigaflops == pytest.approx(2 * (4 * 48 * 16 + 2 * (linear + attention)) / 1e9)
+
+
 # Other sources of the same weights
 
 
@@ -226,7 +233,7 @@ def test_clip_is_read_from_safetensors_of_the_hub_too(tmp_path: Path, photos: Ph
             tensors[f"{name}.weight"] = torch.from_numpy(np.ascontiguousarray(file.matrix(node[:-6]).T))
     path = tmp_path / "model.safetensors"
     save_file(tensors | {"text_model.embeddings.token_embedding.weight": torch.zeros(2, 2)}, path)
-    other, ours = clip.ClipTower(str(path), "float32"), clip.load_clip(None, "float32", "cpu")
+    other, ours = clip.ClipTower(str(path), "float32"), clip.load_clip(precision="float32")
     one = PhotoBatch(photos.ids[:1], photos.images[:1])
     assert torch.equal(other.hidden(one), ours.hidden(fresh(one)))
     assert other.fingerprint != ours.fingerprint

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -22,12 +23,10 @@ from haav.describe import cost
 from haav.files import json_of
 from haav.images import load_image
 from haav.lanes import side_by_side
-from haav.views import PhotoBatch, build_extractor, efficientnet, yolo
-from haav.views.efficientnet import load_efficientnet
+from haav.views import PhotoBatch, clip, dinov2, efficientnet, yolo
 from haav.views.folded import FoldedConv
 from haav.views.grid import grid_map
 from haav.views.objects import detections
-from haav.views.yolo import load_yolo
 
 
 def bench(captioner: Captioner, model: str) -> dict[str, Any]:
@@ -54,13 +53,8 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     )
     seen = captioner.look(eight)
     found["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
-    for name, rate in looking(captioner, eight).items():
-        found[f"  {name}, photos/s"] = rate
-    networks = {"EfficientNet-Lite2": (load_efficientnet(), efficientnet.SIZE), "YOLOv4-tiny": (load_yolo(), yolo.SIZE)}
-    for name, (network, side) in networks.items():
-        work = convolution_gigaflops(network, side)
-        found[f"  {name}, GFLOP a photo"] = work
-        found[f"  {name}, of the large product's rate, %"] = 100 * work * found[f"  {name}, photos/s"] / peak
+    for name, value in looking(captioner, eight, peak).items():
+        found[f"  {name}"] = value
     seen_fifty = captioner.look(fifty)
     for batch, own in ((1, captioner.look(images[:1])), (8, seen), (50, seen_fifty)):
         for beam in (1, 5):
@@ -75,25 +69,56 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     return found
 
 
-def looking(captioner: Captioner, images: Sequence[Image.Image]) -> dict[str, float]:
-    """Photos a second of both networks, and of what each view adds to them"""
+def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) -> dict[str, Any]:
+    """Rates of the networks that the views run on, and of what each view adds to them. `peak`: GFLOP/s"""
+    assert captioner.eyes is not None, "it was loaded from a model directory"
 
     def photos() -> PhotoBatch:
         return PhotoBatch([str(number) for number in range(len(images))], images)
 
-    took = {
-        "EfficientNet-Lite2": seconds(lambda: grid_map(photos()), 3),
-        "YOLOv4-tiny": seconds(lambda: detections(photos()), 3),
-    }
+    found: dict[str, Any] = {}
+    for name in captioner.eyes.weights(captioner.views):
+        network = NETWORKS[name]()
+        rate = len(images) / seconds(lambda network=network: network.run(photos()), 3)
+        found[f"{name}, precision"] = network.precision
+        found[f"{name}, photos/s"] = rate
+        found[f"{name}, GFLOP per photo"] = network.gigaflops
+        found[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
     seen = photos()
     for name in captioner.views:
-        extractor = captioner.eyes.extractor(name) if captioner.eyes else build_extractor(name)
-        took[f"{name}, its networks not counted"] = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
-    return {name: len(images) / each for name, each in took.items()}
+        extractor = captioner.eyes.extractor(name)
+        took = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
+        found[f"{name}, its networks not counted, photos/s"] = len(images) / took
+    return found
+
+
+@dataclass(frozen=True)
+class Network:
+    run: Callable[[PhotoBatch], Any]
+    gigaflops: float
+    """per photo"""
+    precision: str = "float32"
+
+
+def _convolutions(network: nn.Module, side: int, run: Callable[[PhotoBatch], Any]) -> Network:
+    return Network(run, convolution_gigaflops(network, side))
+
+
+def _transformer(tower: clip.ClipTower | dinov2.Dinov2Tower) -> Network:
+    return Network(tower.hidden, tower.vit.gigaflops, tower.vit.precision)
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    efficientnet.WEIGHTS: lambda: _convolutions(efficientnet.load_efficientnet(), efficientnet.SIZE, grid_map),
+    yolo.WEIGHTS: lambda: _convolutions(yolo.load_yolo(), yolo.SIZE, detections),
+    clip.WEIGHTS: lambda: _transformer(clip.load_clip()),
+    dinov2.WEIGHTS: lambda: _transformer(dinov2.load_dinov2()),
+}
+"""by the weights that they run on"""
 
 
 def convolution_gigaflops(network: nn.Module, side: int) -> float:
-    """Of a square picture, two a multiply-add"""
+    """Of a square picture, two per multiply-add"""
     total = 0
 
     def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:

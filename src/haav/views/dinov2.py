@@ -51,7 +51,7 @@ class Dinov2Tower:
 
 
 @load_once
-def load_dinov2(precision: str, device: str) -> Dinov2Tower:
+def load_dinov2(precision: str = "auto", device: str = "cpu") -> Dinov2Tower:
     return Dinov2Tower(precision, device)
 
 

@@ -59,6 +59,13 @@ class VisionTransformer(nn.Module):
             for layer in range(config.layers)
         )
 
+    @property
+    def gigaflops(self) -> float:
+        """Per photo, two per multiply-add: patch convolution, linear layers, both products of attention"""
+        tokens, width = len(self.positions), self.config.width
+        patches = 2 * (tokens - 1) * 3 * self.config.patch**2 * width
+        return (patches + self.config.layers * (24 * tokens * width**2 + 4 * tokens**2 * width)) / 1e9
+
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels (B, 3, side, side) uint8 RGB → (B, 1 + patches, D) float32"""
