@@ -277,7 +277,19 @@ def test_patches_are_means_of_the_tokens_under_their_boxes(photos: PhotoBatch) -
     assert_close(view.boxes[1 + 7 + 2], torch.tensor([2.0, 1.0, 3.0, 2.0]) / 7)
 
 
-def test_the_photo_is_searched_by_clips_own_embedding(photos: PhotoBatch) -> None:
-    tower = clip.load_clip()
-    views = build_extractor("patch_regions").extract(photos)
-    assert_close(torch.stack([view.tokens[0] for view in views]), tower.embed(tower.hidden(photos)[:, 0]))
+def test_a_region_is_described_by_the_patches_under_it(photos: PhotoBatch) -> None:
+    patches = build_extractor("patches").extract(photos)[2].tokens
+    view = build_extractor("patch_regions").extract(photos)[2]
+    assert_close(view.tokens[0], torch.cat([patches[0], patches[1:].mean(dim=0)]))
+    # The first of the nine crops covers 0.4 of each side: 2.8 cells, so the third row and column count for 0.8.
+    share = torch.tensor([1.0, 1.0, 0.8, 0.0, 0.0, 0.0, 0.0]) / 2.8
+    mean = (share[:, None] * share).flatten() @ patches[1:]
+    assert_close(view.tokens[6], torch.cat([mean, mean]))
+
+
+def test_regions_of_stored_patches_need_no_photo(photos: PhotoBatch) -> None:
+    stored = build_extractor("patches").extract(photos)
+    extractor = build_extractor("patch_regions")
+    assert list(extractor.reads) == ["patches"]
+    without = extractor.extract(PhotoBatch(photos.ids, None, patches=stored))
+    assert_close([view.tokens for view in without], [view.tokens for view in extractor.extract(photos)])

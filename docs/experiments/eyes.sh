@@ -43,7 +43,7 @@ extract --views patch_regions
 [ -d "$out/texts" ] || "$haav" textdb build --out "$out/texts" --captions "$subset" \
     --text "$data/train_captions_without_images.txt" --limit 60000
 [ -d "$out/bridge" ] || "$haav" bridge --store "$out/views" --view patch_regions --dataset "$subset" \
-    --textdb "$out/texts" --out "$out/bridge" --epochs 12 --folds 3
+    --textdb "$out/texts" --out "$out/bridge" --epochs 20 --folds 3
 extract --views text_whole,text_five --bridge "$out/bridge" --textdb "$out/texts"
 extract --views dino_patches
 extract --views cells,objects

@@ -44,7 +44,7 @@ class BridgeConfig:
     batch: int = 512
     lr: float = 1e-3
     weight_decay: float = 0.05
-    dropout: float = 0.5
+    dropout: float = 0.3
     temperature: float = 0.05
     seed: int = 0
 

@@ -12,14 +12,14 @@ from haav.views.regions import crops
 
 @extractors.register("patch_regions")
 class PatchRegionsExtractor(ClipExtractor):
-    """The photo and its crops in CLIP's embedding space: what retrieval searches with.
+    """The photo and its crops as CLIP sees them: what retrieval searches with.
 
-    The photo has the class token's embedding. A crop has the mean of the patches under it, passed through the same
-    projection: fifteen crops for the price of none, and from stored `patches` without the photo.
+    The photo is described by its class token and the mean of its patches; a crop by the mean of the patches under it,
+    twice, as it has no class token. Fifteen regions for the price of none, and from stored `patches` without the photo.
     """
 
     name = "patch_regions"
-    spec = ViewSpec(clip.EMBEDDING, 15, boxes=True)
+    spec = ViewSpec(2 * clip.CONFIG.width, 15, boxes=True)
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
         super().__init__(clip_source, precision, device)
@@ -28,6 +28,6 @@ class PatchRegionsExtractor(ClipExtractor):
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         patches = torch.stack([view.tokens.float() for view in photos.view(self.patches)])
-        pooled = pool(patches[:, 1:].transpose(1, 2).unflatten(2, (SIDE, SIDE)), crops())
-        pooled[:, 0] = patches[:, 0]
-        return [PhotoView(tokens, boxes=crops()) for tokens in self.tower.embed(pooled)]
+        means = pool(patches[:, 1:].transpose(1, 2).unflatten(2, (SIDE, SIDE)), crops())
+        first = torch.cat([patches[:, :1], means[:, 1:]], dim=1)
+        return [PhotoView(tokens, boxes=crops()) for tokens in torch.cat([first, means], dim=2)]
