@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from haav import weights
 from haav.errors import ViewError
@@ -27,7 +26,7 @@ from haav.views.vit import VisionTransformer, VitConfig
 
 WEIGHTS = "clip-vit-b16"
 LICENCE = "MIT"
-SIDE, GRID, EMBEDDING = 224, 14, 512
+SIDE, GRID = 224, 14
 CONFIG = VitConfig(
     width=768,
     heads=12,
@@ -48,25 +47,19 @@ def read_smoothing() -> dict[str, Tensor]:
 
 
 class ClipTower:
-    """Photos → hidden states of the last layer and the embedding that CLIP compares with texts."""
+    """Photos → hidden states of the last layer. What CLIP does with them to compare photos with texts is not needed."""
 
     def __init__(self, source: str | Path | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`source`: None for the package index; a hub name, a folder or a safetensors file for unquantised weights"""
-        state, self.fingerprint = read_clip(source), fingerprint_of(source)
-        self.vit = VisionTransformer(CONFIG, state, precision, read_smoothing()).to(device)
-        self.device = device
-        self.post_norm = state["post_norm.weight"].to(device), state["post_norm.bias"].to(device)
-        self.projection = state["projection"].to(device)
+        self.fingerprint, self.device = fingerprint_of(source), device
+        self.vit = VisionTransformer(CONFIG, read_clip(source), precision, read_smoothing()).to(device)
 
     def hidden(self, photos: PhotoBatch) -> Tensor:
         """(B, 197, 768): the class token, then 14 × 14 patches row by row; computed once per batch"""
         pixels = partial(photos.pixels, SIDE, Image.Resampling.BICUBIC)
-        return photos.once(f"clip {self.fingerprint}", lambda: self.vit(pixels().to(self.device)).cpu())
-
-    def embed(self, hidden: Tensor) -> Tensor:
-        """(..., 768) states of the last layer → (..., 512)"""
-        normed = F.layer_norm(hidden.to(self.device), (CONFIG.width,), *self.post_norm, CONFIG.eps)
-        return F.linear(normed, self.projection).cpu()
+        return photos.once(
+            f"clip {self.fingerprint} {self.vit.precision}", lambda: self.vit(pixels().to(self.device)).cpu()
+        )
 
 
 @load_once
@@ -88,7 +81,7 @@ def fingerprint_of(source: str | Path | None) -> str:
 
 
 def read_clip(source: str | Path | None = None) -> dict[str, Tensor]:
-    """The tower's weights under the names of vit.py, and post_norm and projection"""
+    """The tower's weights under the names of vit.py"""
     if source is None:
         return read_onnx(weights.locate(WEIGHTS) / weights.find(WEIGHTS).members[0].name)
     return read_safetensors([Path(source)] if Path(source).is_file() else hub.weight_files(_find(source).folder))
@@ -104,7 +97,7 @@ def read_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
     try:
         for path in files:
             with safe_open(path, "pt") as file:
-                names = [name for name in file.keys() if name.startswith(("vision_model.", "visual_projection."))]  # noqa: SIM118
+                names = [name for name in file.keys() if name.startswith("vision_model.")]  # noqa: SIM118
                 tensors |= {name: file.get_tensor(name).float() for name in names}
         state = _renamed(lambda name: tensors[f"{name}.weight"], lambda name: tensors[name])
     except (OSError, SafetensorError, KeyError) as error:
@@ -134,9 +127,8 @@ def _renamed(matrix: Callable[[str], Tensor], vector: Callable[[str], Tensor]) -
         "patch.bias": torch.zeros(CONFIG.width),
         "cls": vector(f"{root}.embeddings.class_embedding"),
         "positions": vector(f"{root}.embeddings.position_embedding.weight"),
-        "projection": matrix("visual_projection"),
     }
-    norms = {"pre_norm": f"{root}.pre_layrnorm", "post_norm": f"{root}.post_layernorm"}
+    norms = {"pre_norm": f"{root}.pre_layrnorm"}
     for number in range(CONFIG.layers):
         ours, theirs = f"layers.{number}", f"{root}.encoder.layers.{number}"
         norms |= {f"{ours}.norm1": f"{theirs}.layer_norm1", f"{ours}.norm2": f"{theirs}.layer_norm2"}
