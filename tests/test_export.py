@@ -267,7 +267,7 @@ def test_pooling_and_the_choice_of_boxes_are_those_of_the_views() -> None:
     scores = torch.rand(1, 40, 80, generator=generator) ** 3
     scores[:, :, 3:] *= 0.01  # few classes, so that boxes of one overlap
     found = Detections(boxes[None], scores, torch.randn(1, 512, 13, 13), torch.randn(1, 256, 26, 26))
-    ours = ObjectsExtractor()._photo(found, 0)
+    (ours,) = ObjectsExtractor().describe(found)
     best, classes = scores[0].max(dim=1)
     assert 1 < len(suppress(boxes, best, classes)) < int((best >= 0.1).sum())
     parts = {"boxes": found.boxes, "scores": found.scores, "deep": found.deep, "fine": found.fine}

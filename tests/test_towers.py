@@ -148,7 +148,7 @@ def test_a_damaged_onnx_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ViewError, match="no tensor 'absent'"):
         good["absent"]
     with pytest.raises(ViewError, match="no node '/absent'"):
-        good.matrix("/absent")
+        good.linear("/absent")
 
 
 # Precision
@@ -229,7 +229,7 @@ def test_clip_is_read_from_safetensors_of_the_hub_too(tmp_path: Path, photos: Ph
     for node in file.inputs:
         if node.endswith("/MatMul_quant"):
             name = node.removesuffix("/MatMul_quant").strip("/").replace("/", ".")
-            tensors[f"{name}.weight"] = torch.from_numpy(np.ascontiguousarray(file.matrix(node[:-6]).T))
+            tensors[f"{name}.weight"] = torch.from_numpy(file.linear(node[:-6]))
     path = tmp_path / "model.safetensors"
     save_file(tensors | {"text_model.embeddings.token_embedding.weight": torch.zeros(2, 2)}, path)
     other, ours = clip.ClipTower(str(path), "float32"), clip.load_clip(precision="float32")

@@ -31,7 +31,7 @@ from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
 from haav.views import Extractor, cells, efficientnet, extractor_kind, objects, yolo
 from haav.views.grid import GridExtractor
 from haav.views.objects import ObjectsExtractor
-from haav.views.pooling import coverage
+from haav.views.pooling import coverage, squares
 from haav.views.regions import CROPS, RegionsExtractor, crops
 from haav.views.text import TextExtractor
 
@@ -239,7 +239,7 @@ class EmbeddedEyes(nn.Module):
         bridges = [extractor.bridge for extractor in views.values() if isinstance(extractor, TextExtractor)]
         self.bridge = bridges[0].bridges[0] if bridges else None
         sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
-        for name, boxes in (("squares", cells.squares()), ("crops", crops())):
+        for name, boxes in (("squares", squares(cells.SIDE)), ("crops", crops())):
             for number, side in enumerate(sides):
                 self.register_buffer(f"{name}_{number}", coverage(boxes, side, side))
 

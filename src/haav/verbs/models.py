@@ -298,7 +298,7 @@ def control(
             chosen = {photo.id for photo in load_dataset(dataset).split(split)}
             refs = [ref for ref in refs if ref.id in chosen]
         refs = refs[:limit]
-        fetch_weights_of(captioner.views)
+        fetch_weights_of(captioner)
         masked = []
         with terminal.progress("photos") as progress:
             for number, ref in enumerate(refs, 1):

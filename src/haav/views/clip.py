@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
@@ -114,7 +113,7 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
     def matrix(name: str) -> Tensor:
         # `layers.3.mlp.fc1` is the node `layers.3/mlp/fc1` there: a layer's number keeps its dot.
         node = "/" + name.replace(".", "/").replace("layers/", "layers.") + "/MatMul"
-        return torch.from_numpy(np.ascontiguousarray(file.matrix(node).T))
+        return torch.from_numpy(file.linear(node))
 
     return _renamed(matrix, lambda name: torch.from_numpy(file[name].copy()))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -63,7 +62,7 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
         return torch.from_numpy(file[f"model.{name}"].copy())
 
     def matrix(node: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(file.matrix(f"/{node}/MatMul").T))
+        return torch.from_numpy(file.linear(f"/{node}/MatMul"))
 
     # The graph stretches the positions of 37 × 37 patches to 16 × 16; at a fixed input they can be stretched here.
     cells = torch.from_numpy(file[file.inputs["/Reshape_1"][0]].copy()).view(1, 37, 37, CONFIG.width)

@@ -43,7 +43,9 @@ class ObjectsExtractor(Extractor):
         return f"yolov4-tiny-{yolo.fingerprint()}-1"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        raw = detections(photos, self.device)
+        return self.describe(detections(photos, self.device))
+
+    def describe(self, raw: yolo.Detections) -> list[PhotoView]:
         views = []
         for deep, fine, objects in zip(raw.deep, raw.fine, keep_boxes(raw), strict=True):
             features = [pool(maps, objects.boxes) for maps in (deep, fine)]

@@ -68,15 +68,18 @@ class OnnxWeights:
             raise ViewError(f"{self.path}: tensor '{name}' does not hold {dims} numbers.")
         return np.frombuffer(raw, dtype).reshape(dims)  # type: ignore[call-overload]
 
-    def matrix(self, node: str) -> np.ndarray:
-        """The float32 weight (in, out) of a MatMul node; an 8-bit one is (steps - zero point) × scale per column."""
+    def linear(self, node: str) -> np.ndarray:
+        """The float32 weight (out, in) of a MatMul node; an 8-bit one is (steps - zero point) × scale per output."""
         if f"{node}_quant" in self.inputs:
             steps, zero = self.inputs[f"{node}_quant"][1], self.inputs[f"{node}_quant"][3]
-            scale = self[steps.removesuffix("_quantized") + "_scale"]
-            return (self[steps].astype(np.float32) - self[zero].astype(np.float32)) * scale
+            weight = np.ascontiguousarray(self[steps].T).astype(np.float32)  # transposed while it is small
+            if self[zero].any():
+                weight -= self[zero].astype(np.float32)[:, None]
+            weight *= self[steps.removesuffix("_quantized") + "_scale"][:, None]
+            return weight
         if node not in self.inputs:
             raise ViewError(f"{self.path} holds no node '{node}'.")
-        return self[self.inputs[node][1]]
+        return np.ascontiguousarray(self[self.inputs[node][1]].T)
 
 
 def _messages(data: memoryview, wanted: int) -> Iterator[memoryview]:

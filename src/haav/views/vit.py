@@ -134,6 +134,17 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self.bias, product, self.get_buffer("scale")).view(*x.shape[:-1], -1)
 
 
+class Float32Linear(nn.Module):
+    """`nn.Linear` without the random weights that it starts with"""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = _frozen(weight), _frozen(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
 class BFloat16Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -205,6 +216,4 @@ def _linear(state: State, name: str, precision: str, divide: Tensor | None) -> n
         return Int8Linear(weight if divide is None else weight * divide, bias)
     if precision == "bfloat16":
         return BFloat16Linear(weight, bias)
-    layer = nn.Linear(weight.shape[1], weight.shape[0]).requires_grad_(False)
-    layer.weight, layer.bias = _frozen(weight), _frozen(bias)
-    return layer
+    return Float32Linear(weight, bias)
