@@ -1,6 +1,6 @@
 """What changes in captions when CLIP is computed otherwise: precisions, other roundings of its weights, fewer tokens.
 
-$ python docs/experiments/precision.py MODEL DATASET PHOTOS [COUNT] > precision.json
+$ python docs/experiments/precision.py MODEL DATASET PHOTOS [COUNT [ROW …]] > precision.json
 
 MODEL: a model directory that reads `patches` alone; DATASET, PHOTOS: val photos with captions, and where they are.
 The model is not trained again: each row says how it takes views that it was not trained on.
@@ -122,10 +122,10 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
 
 
-def main(model: str, dataset: str, source: str, count: int = 500) -> None:
+def main(model: str, dataset: str, source: str, count: str = "500", *rows: str) -> None:
     captioner = Captioner.from_pretrained(model)
     val = {photo.id: photo.captions for photo in load_dataset(dataset).split("val") if photo.captions}
-    refs = [ref for ref in find_photos([source]) if ref.id in val][:count]
+    refs = [ref for ref in find_photos([source]) if ref.id in val][: int(count)]
     batches = [refs[start : start + 8] for start in range(0, len(refs), 8)]
     state = clip.read_clip()
     variants: dict[str, Callable[[], Look]] = {
@@ -140,6 +140,8 @@ def main(model: str, dataset: str, source: str, count: int = 500) -> None:
     }
     exact: dict[str, str] = {}
     for name, build in variants.items():
+        if exact and rows and name not in rows:
+            continue  # float32 is what the others are compared with
         look, captions, spent = build(), {}, 0.0
         for batch in batches:
             photos = PhotoBatch([ref.id for ref in batch], [load_image(ref.read()) for ref in batch])
@@ -161,4 +163,4 @@ def main(model: str, dataset: str, source: str, count: int = 500) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(*sys.argv[1:4], *map(int, sys.argv[4:5]))
+    main(*sys.argv[1:])
