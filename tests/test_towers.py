@@ -219,6 +219,12 @@ def test_flops_are_counted_as_by_hand() -> None:
     assert small_tower("float32").gigaflops == pytest.approx(2 * (4 * 48 * 16 + 2 * (linear + attention)) / 1e9)
 
 
+@pytest.mark.parametrize("name", NEW_VIEWS)
+def test_a_wrong_precision_is_refused_before_any_photo(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown precision 'int9'"):
+        build_extractor(name, precision="int9")
+
+
 # Other sources of the same weights
 
 

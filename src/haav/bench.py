@@ -27,6 +27,7 @@ from haav.views import PhotoBatch, clip, dinov2, efficientnet, yolo
 from haav.views.folded import FoldedConv
 from haav.views.grid import grid_map
 from haav.views.objects import detections
+from haav.views.vit import resolve_precision
 
 
 def bench(captioner: Captioner, model: str) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def _transformer(tower: clip.ClipTower | dinov2.Dinov2Tower) -> Network:
 NETWORKS: dict[str, Callable[[], Network]] = {
     efficientnet.WEIGHTS: lambda: _convolutions(efficientnet.load_efficientnet(), efficientnet.SIZE, grid_map),
     yolo.WEIGHTS: lambda: _convolutions(yolo.load_yolo(), yolo.SIZE, detections),
-    clip.WEIGHTS: lambda: _transformer(clip.load_clip()),
-    dinov2.WEIGHTS: lambda: _transformer(dinov2.load_dinov2()),
+    clip.WEIGHTS: lambda: _transformer(clip.load_clip(None, resolve_precision("auto"), "cpu")),
+    dinov2.WEIGHTS: lambda: _transformer(dinov2.load_dinov2(resolve_precision("auto"), "cpu")),
 }
 """by the weights that they run on"""
 

@@ -15,7 +15,7 @@ from haav.types import PhotoView, ViewSpec
 from haav.views.base import Extractor, PhotoBatch, extractors, load_once
 from haav.views.onnx_weights import OnnxWeights
 from haav.views.pooling import squares
-from haav.views.vit import VisionTransformer, VitConfig
+from haav.views.vit import VisionTransformer, VitConfig, resolve_precision
 
 WEIGHTS = "dinov2-vit-s14"
 LICENCE = "Apache-2.0"
@@ -106,7 +106,7 @@ class DinoPatchesExtractor(Extractor):
 
     def __init__(self, precision: str = "auto", device: str = "cpu") -> None:
         super().__init__(device)
-        self.precision = precision
+        self.precision = resolve_precision(precision)
 
     @cached_property
     def tower(self) -> Dinov2Tower:

@@ -11,6 +11,7 @@ from haav.types import PhotoView, ViewSpec
 from haav.views import clip
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.pooling import squares
+from haav.views.vit import resolve_precision
 
 SIDE = clip.GRID // 2
 
@@ -24,7 +25,7 @@ class ClipExtractor(Extractor):
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`clip_source`: other weights than those of the package index; `precision`: auto, float32, bfloat16 or int8"""
         super().__init__(device)
-        self.source, self.precision = clip_source, precision
+        self.source, self.precision = clip_source, resolve_precision(precision)
 
     @cached_property
     def tower(self) -> clip.ClipTower:
