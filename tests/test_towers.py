@@ -17,9 +17,10 @@ from torch.testing import assert_close
 from haav import weights
 from haav.errors import ConfigError, ViewError
 from haav.images import load_image
-from haav.views import PhotoBatch, build_extractor, clip, dinov2
+from haav.machine import has_fbgemm
+from haav.views import PhotoBatch, build_extractor, clip, dinov2, vit
 from haav.views.onnx_weights import OnnxWeights
-from haav.views.vit import Int8Linear, VisionTransformer, VitConfig, smoothing
+from haav.views.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
 
 SAMPLES = sorted((Path(__file__).parents[1] / "src/haav/samples").glob("*.jpg"))
 NEW_VIEWS = ("patches", "patch_objects", "patch_regions", "dino_patches")
@@ -168,6 +169,45 @@ def test_int8_equals_the_slow_obvious_way() -> None:
             assert_close(result[channel], total * row_step * weight_step + bias[channel])
 
 
+needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="PyTorch has no 8-bit kernels for this processor")
+
+
+@needs_fbgemm
+def test_fbgemm_equals_the_slow_obvious_way() -> None:
+    """Inputs in 255 steps of −max … max per token, weights in 127 steps per output channel"""
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(5, 8), torch.randn(5), torch.randn(2, 3, 8)
+    result = FbgemmLinear(weight, bias)(x)
+    row_step = x.abs().amax(dim=-1, keepdim=True) * 2 / 255
+    weight_step = weight.abs().amax(dim=1, keepdim=True) / 63
+    expected = ((x / row_step).round() * row_step) @ ((weight / weight_step).round() * weight_step).T + bias
+    # A value half-way between two steps may go to either.
+    assert_close(result, expected, rtol=0, atol=float(row_step.max() * weight.abs().max()))
+    assert (result - expected).abs().median() < 0.02
+
+
+@needs_fbgemm
+def test_sums_of_two_products_fit_16_bits() -> None:
+    """AVX2 would saturate at 32,767: the largest inputs meet the largest weights, all of one sign."""
+    layer = FbgemmLinear(torch.ones(4, 64), torch.zeros(4))
+    assert_close(layer(torch.ones(2, 64)), torch.full((2, 4), 64.0), rtol=1e-2, atol=0)
+
+
+@needs_fbgemm
+def test_fbgemm_gives_a_token_the_same_numbers_in_every_batch() -> None:
+    torch.manual_seed(0)
+    layer, x = FbgemmLinear(torch.randn(5, 16), torch.randn(5)), torch.rand(3, 16)
+    larger = torch.cat([x, -10 * torch.rand(4, 16)])
+    assert torch.equal(layer(larger)[:3], layer(x))
+
+
+def test_auto_is_int8_where_a_kernel_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for vnni, fbgemm, expected in ((True, False, "int8"), (False, True, "int8"), (False, False, "float32")):
+        monkeypatch.setattr(vit, "has_vnni", lambda answer=vnni: answer)
+        monkeypatch.setattr(vit, "has_fbgemm", lambda answer=fbgemm: answer)
+        assert vit.resolve_precision("auto") == expected
+
+
 def test_weights_that_are_on_an_8_bit_grid_are_kept_exactly() -> None:
     steps = torch.randint(-127, 128, (6, 16))
     steps[:, 0] = 127
@@ -197,7 +237,8 @@ def small_tower(precision: str, smooth: dict[str, Tensor] | None = None) -> Visi
     return VisionTransformer(config, state, precision, smooth)
 
 
-def test_smoothing_lowers_the_error_of_int8() -> None:
+def test_smoothing_lowers_the_error_of_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vit, "has_vnni", lambda: True)  # Int8Linear computes the same on every machine
     pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     exact = small_tower("float32")
     divisors = smoothing(exact, pixels)

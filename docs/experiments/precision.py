@@ -93,8 +93,7 @@ def _block(block: torch.nn.Module, x: Tensor, source: Tensor, count: int) -> tup
     context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=sizes.log()[:, None, None])
     x = x + block.out(context.transpose(1, 2).flatten(2)).view_as(x)
     x, source = _merge(x, source, keys.mean(dim=1), sizes, count)
-    hidden = block.fc1(block.norm2(x))
-    hidden = hidden * torch.sigmoid(1.702 * hidden)
+    hidden = F.silu(block.fc1(block.norm2(x)))
     if block.divide_hidden is not None:
         hidden = hidden * block.divide_hidden
     return x + block.fc2(hidden).view_as(x), source

@@ -13,10 +13,15 @@ from haav.errors import ConfigError
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a).sum() == 64**3"
 
 
-def has_int8_products() -> bool:
-    """Whether it has instructions for 8-bit products (VNNI)"""
+def has_vnni() -> bool:
+    """Whether it has instructions that sum 8-bit products in 32 bits"""
     supported = getattr(torch.cpu, "_is_avx512_vnni_supported", None) or getattr(torch.cpu, "_is_vnni_supported", None)
     return bool(supported and supported() and hasattr(torch, "_int_mm"))
+
+
+def has_fbgemm() -> bool:
+    """Whether PyTorch's 8-bit kernels for x86 without VNNI are there"""
+    return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_dynamic")
 
 
 def check_bfloat16() -> None:

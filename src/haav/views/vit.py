@@ -5,6 +5,7 @@ Both are pre-norm transformers. Their loaders (clip.py, dinov2.py) bring the wei
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.errors import ConfigError, unknown
-from haav.machine import check_bfloat16, has_int8_products
+from haav.machine import check_bfloat16, has_fbgemm, has_vnni
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 SMOOTHED = ("qkv", "fc1", "fc2")
 """layers whose inputs have a few channels that are far larger than the rest"""
+QUICK = 1.702
+"""factor of CLIP's approximate GELU, x · sigmoid(1.702 x)"""
 State = Mapping[str, Tensor]
 
 
@@ -80,7 +83,7 @@ class VisionTransformer(nn.Module):
 class Block(nn.Module):
     """x + attention(norm1(x)), then x + mlp(norm2(x))"""
 
-    def __init__(self, config: VitConfig, state: State, precision: str, smooth: State) -> None:
+    def __init__(self, config: VitConfig, state: dict[str, Tensor], precision: str, smooth: State) -> None:
         super().__init__()
         self.heads, self.quick_gelu = config.heads, config.quick_gelu
         self.norm1, self.norm2 = _norm(state, "norm1", config.eps), _norm(state, "norm2", config.eps)
@@ -90,6 +93,9 @@ class Block(nn.Module):
             if layer in divide:
                 norm.weight.div_(divide[layer])
                 norm.bias.div_(divide[layer])
+        if config.quick_gelu:  # x · sigmoid(c x) = silu(c x) / c, which is one pass over the hidden states
+            state = state | {"fc1.weight": state["fc1.weight"] * QUICK, "fc1.bias": state["fc1.bias"] * QUICK}
+            state |= {"fc2.weight": state["fc2.weight"] / QUICK}
         self.qkv, self.out, self.fc1, self.fc2 = (
             _linear(state, name, precision, divide.get(name)) for name in ("qkv", "out", "fc1", "fc2")
         )
@@ -103,7 +109,7 @@ class Block(nn.Module):
         context = F.scaled_dot_product_attention(queries, keys, values)
         x += self.out(context.transpose(1, 2).flatten(2)).view_as(x)
         hidden = self.fc1(self.norm2(x))
-        hidden = hidden.mul_(torch.sigmoid(1.702 * hidden)) if self.quick_gelu else F.gelu(hidden)
+        hidden = F.silu(hidden, inplace=True) if self.quick_gelu else F.gelu(hidden)
         if self.divide_hidden is not None:
             hidden.mul_(self.divide_hidden)
         x += self.fc2(hidden).view_as(x)
@@ -134,6 +140,36 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self.bias, product, self.get_buffer("scale")).view(*x.shape[:-1], -1)
 
 
+class FbgemmLinear(nn.Module):
+    """`Int8Linear` for CPUs without VNNI, on FBGEMM's kernel for AVX2.
+
+    AVX2 sums pairs of products in 16 bits, so weights are rounded to 1 part in 63: 2 · 255 · 63 still fits.
+    """
+
+    STEPS = 63
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        scale = (weight.abs().amax(dim=1) / self.STEPS).clamp(min=1e-12)
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings():  # quantized tensors are to go from PyTorch; has_fbgemm() will tell
+            warnings.simplefilter("ignore", UserWarning)
+            steps = torch.quantize_per_channel(weight, scale.double(), zeros, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(steps, None)
+        self.bias = _frozen(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D)"""
+        rows = x.flatten(0, -2)
+        largest = torch.maximum(rows.amax(dim=1, keepdim=True), -rows.amin(dim=1, keepdim=True)).clamp_(min=1e-12)
+        # The kernel has one scale for all rows. They are brought to −1 … 1, and a last row keeps that range.
+        scaled = rows.new_empty(len(rows) + 1, rows.shape[1])
+        torch.div(rows, largest, out=scaled[:-1])
+        scaled[-1, ::2], scaled[-1, 1::2] = -1, 1
+        product = torch.ops.quantized.linear_dynamic(scaled, self.packed)[:-1]
+        return torch.addcmul(self.bias, product, largest).view(*x.shape[:-1], -1)
+
+
 class Float32Linear(nn.Module):
     """`nn.Linear` without the random weights that it starts with"""
 
@@ -155,14 +191,14 @@ class BFloat16Linear(nn.Module):
 
 
 def resolve_precision(precision: str) -> str:
-    """`auto`: int8 where the CPU has instructions for 8-bit products, float32 elsewhere"""
+    """`auto`: int8 where it is faster, float32 elsewhere"""
     if precision not in PRECISIONS:
         raise ConfigError(unknown("precision", precision, PRECISIONS))
     if precision == "bfloat16":
         check_bfloat16()
     if precision != "auto":
         return precision
-    return "int8" if has_int8_products() else "float32"
+    return "int8" if has_vnni() or has_fbgemm() else "float32"
 
 
 def smoothing(tower: VisionTransformer, pixels: Tensor, alpha: float = 0.6) -> dict[str, Tensor]:
@@ -213,7 +249,8 @@ def _norm(state: State, name: str, eps: float) -> nn.LayerNorm:
 def _linear(state: State, name: str, precision: str, divide: Tensor | None) -> nn.Module:
     weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
     if precision == "int8":
-        return Int8Linear(weight if divide is None else weight * divide, bias)
+        layer = Int8Linear if has_vnni() or not has_fbgemm() else FbgemmLinear
+        return layer(weight if divide is None else weight * divide, bias)
     if precision == "bfloat16":
         return BFloat16Linear(weight, bias)
     return Float32Linear(weight, bias)
