@@ -37,14 +37,22 @@ for path in sorted(pathlib.Path(data).glob("images-*.tar")):
 part.rename(target)
 PY
 
-extract() { "$haav" extract --images "$out/photos" --store "$out/views" "$@"; }
-extract --views patches,patch_objects
-extract --views patch_regions
+extract() { "$haav" extract --images "$out/photos" --store "$@"; }
+ablate() { "$haav" ablate "$1" --out "$out/$1" --data.dataset "$subset" --data.store "$out/$2" --workers 2; }
 [ -d "$out/texts" ] || "$haav" textdb build --out "$out/texts" --captions "$subset" \
     --text "$data/train_captions_without_images.txt" --limit 60000
+
+extract "$out/views" --views patches,patch_objects
+extract "$out/views" --views patch_regions
 [ -d "$out/bridge" ] || "$haav" bridge --store "$out/views" --view patch_regions --dataset "$subset" \
     --textdb "$out/texts" --out "$out/bridge" --epochs 20 --folds 3
-extract --views text_whole,text_five --bridge "$out/bridge" --textdb "$out/texts"
-extract --views dino_patches
-extract --views cells,objects
-"$haav" ablate "${GRID:-eyes}" --out "$out/${GRID:-eyes}" --data.dataset "$subset" --data.store "$out/views" --workers 2
+extract "$out/views" --views text_whole,text_five --bridge "$out/bridge" --textdb "$out/texts"
+extract "$out/views" --views dino_patches
+ablate eyes views
+
+# The first edition's views have a store of their own: its text views are called the same.
+extract "$out/views-first" --views cells,objects,regions
+[ -d "$out/bridge-first" ] || "$haav" bridge --store "$out/views-first" --view regions --dataset "$subset" \
+    --textdb "$out/texts" --out "$out/bridge-first" --folds 3
+extract "$out/views-first" --views text_whole,text_five --bridge "$out/bridge-first" --textdb "$out/texts"
+ablate eyes-first views-first
