@@ -24,13 +24,14 @@ from benchmarks.towers import towers
 from benchmarks.training import self_critical, training
 
 import haav
-from haav.bench import bench, machine, seconds
 from haav.evaluate.reward import CiderReward
 from haav.evaluate.scores import SLOW, evaluate
 from haav.files import write_atomically
-from haav.generate import BeamSearch, Ending, Generated, generate
-from haav.model.build import build_model
-from haav.presets import load_config
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import Generated, generate
+from haav.generate.rules import Ending
+from haav.model.build import build_model, load_config
+from haav.studies.bench import bench, machine, seconds
 
 RESULTS, ONE = "bench.json", "--one"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from haav.generate import Generated
+from haav.generate.loop import Generated
 from haav.text import EOS
 from haav.types import View
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from benchmarks.common import end_after
 
-from haav.bench import seconds
-from haav.describe import blank_view, cost
-from haav.generate import BeamSearch, Generated, generate
-from haav.model.build import build_model, resolve
-from haav.presets import load_config
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import Generated, generate
+from haav.model.build import build_model, load_config, resolve
+from haav.studies.bench import seconds
+from haav.studies.describe import blank_view, cost
 from haav.train.loop import keep_memory
 from haav.train.objectives import CrossEntropy, Learner, StepInput
 from haav.types import Batch, Views, ViewSpec

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import haav
-from haav.bench import seconds
 from haav.data.annotations import load_dataset
 from haav.evaluate.scores import SLOW, compare, evaluate
-from haav.images import load_image
-from haav.sources import find_photos
+from haav.photos.images import load_image
+from haav.photos.sources import find_photos
+from haav.studies.bench import seconds
 from haav.views import PhotoBatch
-from haav.views.efficientnet import load_efficientnet
-from haav.views.folded import FoldedConv
-from haav.views.grid import grid_map
-from haav.views.objects import detections
-from haav.views.yolo import load_yolo
+from haav.views.embedded.efficientnet import load_efficientnet
+from haav.views.embedded.folded import FoldedConv
+from haav.views.embedded.grid import grid_map
+from haav.views.embedded.objects import detections
+from haav.views.embedded.yolo import load_yolo
 
 Ranges = dict[nn.Module, tuple[float, float]]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from benchmarks.scale import BATCH, VIEWS, step_seconds
 
-from haav.bench import seconds
 from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos
 from haav.store import Store, ViewManifest
+from haav.studies.bench import seconds
 from haav.types import PhotoView
 
 COUNTS = (250, 2000)

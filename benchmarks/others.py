@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import haav
-from haav.bench import seconds
-from haav.images import load_image
+from haav.photos.images import load_image
+from haav.studies.bench import seconds
 
 BEAM, WORDS = 3, 11
 

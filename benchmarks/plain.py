@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from haav.model.contrast import MomentumContrast
 from haav.model.encodings import Encoding
 from haav.model.haav import Haav
 from haav.model.layers import Attention, FeedForward, SetAttention, split_heads
 from haav.text import BOS, EOS, PAD
-from haav.train.momentum import MomentumContrast
 from haav.types import View, Views
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from haav.bench import seconds
 from haav.config import ModelConfig
-from haav.model.build import build_model, resolve
-from haav.presets import load_config
+from haav.model.build import build_contrast, build_model, load_config, resolve
+from haav.studies.bench import seconds
 from haav.train.loop import keep_memory
-from haav.train.momentum import build_contrast
 from haav.train.objectives import CrossEntropy, Learner, StepInput
 from haav.types import Batch, View, ViewSpec
 

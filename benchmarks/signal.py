@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from haav.config.load import find_recipe, flags_from
 from haav.data.loader import ShuffledBatches
+from haav.model.build import load_config
 from haav.model.haav import Haav
-from haav.presets import flags_from, load_config
-from haav.recipes import find_recipe
 from haav.text import PAD
 from haav.train.objectives import CrossEntropy
 from haav.train.setup import prepare

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from haav.images import load_image
-from haav.sources import find_photos
-from haav.views import PhotoBatch, clip
-from haav.views.vit import VisionTransformer, smoothing
+from haav.photos.images import load_image
+from haav.photos.sources import find_photos
+from haav.views import PhotoBatch
+from haav.views.embedded import clip
+from haav.views.embedded.vit import VisionTransformer, smoothing
 
 PHOTOS = 48
 

@@ -22,7 +22,7 @@ EVERY = 30.0
 TOY = """
 import sys, tempfile
 from pathlib import Path
-from haav.cli import main
+from haav.cli.main import main
 number = 0
 while True:
     with tempfile.TemporaryDirectory() as folder:

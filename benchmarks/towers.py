@@ -13,9 +13,10 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from haav.bench import seconds
-from haav.images import load_image
-from haav.views import PhotoBatch, clip, dinov2
+from haav.photos.images import load_image
+from haav.studies.bench import seconds
+from haav.views import PhotoBatch
+from haav.views.embedded import clip, dinov2
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 TOWERS = {"CLIP ViT-B/16": clip.load_clip, "DINOv2 ViT-S/14": dinov2.load_dinov2}

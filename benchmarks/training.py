@@ -15,17 +15,16 @@ from benchmarks.plain import plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from haav.bench import matmul_rate, seconds
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
-from haav.generate import BeamSearch, Generated, generate
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import Generated, generate
 from haav.machine import check_bfloat16
-from haav.model.build import build_model
-from haav.model.dropping import Dropout
-from haav.presets import load_config
+from haav.model.build import build_contrast, build_model, load_config
+from haav.model.dropout import Dropout
+from haav.studies.bench import matmul_rate, seconds
 from haav.text import BOS, SPECIAL, Vocabulary
 from haav.train.loop import keep_memory
-from haav.train.momentum import build_contrast
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, StepInput
 from haav.types import Batch
 

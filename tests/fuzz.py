@@ -65,7 +65,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 def pictures(folder: Path) -> Check:
     from PIL import Image
 
-    from haav.images import load_image
+    from haav.photos.images import load_image
 
     image = Image.effect_mandelbrot((60, 40), (-2, -1.5, 1, 1.5), 40).convert("RGB")
     corpus = []
@@ -116,7 +116,7 @@ def annotations(folder: Path) -> Check:
 
 
 def configs(folder: Path) -> Check:
-    from haav.presets import load_config
+    from haav.model.build import load_config
 
     recipes = Path(__file__).parents[1] / "src" / "haav" / "recipes"
     corpus = [file.read_bytes() for file in sorted(recipes.glob("*.yaml"))]
@@ -131,7 +131,7 @@ def configs(folder: Path) -> Check:
 
 def models(folder: Path) -> Check:
     """Model directories, and what lies in them for text views"""
-    from haav.captioner import Captioner
+    from haav.inference.captioner import Captioner
 
     _quiet_torch()
     from haav.model.build import build_model
@@ -151,8 +151,8 @@ def models(folder: Path) -> Check:
 def texts(folder: Path) -> Check:
     import torch
 
-    from haav.bridge import Bridge, BridgeConfig, CrossFitted
-    from haav.textdb import Entry, Manifest, TextDatabase
+    from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
+    from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 
     _quiet_torch()
     vectors = torch.nn.functional.normalize(torch.randn(12, 6), dim=1)
@@ -174,8 +174,9 @@ def stores(folder: Path) -> Check:
     """The records of a store and its shards; for the file beneath a store, see `store_files`"""
     import torch
 
-    from haav.shards import export, read_shard
-    from haav.store import Store, ViewManifest, pack, unpack
+    from haav.store import Store, ViewManifest
+    from haav.store.records import pack, unpack
+    from haav.store.shards import export, read_shard
     from haav.types import PhotoView, ViewSpec
 
     _quiet_torch()
@@ -222,10 +223,10 @@ def store_files(folder: Path) -> Check:
 
 def exports(folder: Path) -> Check:
     """What `haav export` writes, its graphs excepted: onnxruntime parses those"""
-    from haav.portable import PortableCaptioner
+    from haav.export.portable import PortableCaptioner
 
     _quiet_torch()
-    from haav.export import export
+    from haav.export.onnx import export
     from test_export import tiny_captioner
 
     tiny_captioner(folder / "model", {})
@@ -236,8 +237,8 @@ def exports(folder: Path) -> Check:
 
 def captions(folder: Path) -> Check:
     """Files of captions: to go on with, and to be scored"""
-    from haav.album import CaptionFile
-    from haav.predictions import load_predictions
+    from haav.data.predictions import load_predictions
+    from haav.inference.stream import CaptionFile
 
     line = json.dumps({"image": "a.jpg", "caption": "a dog", "confidence": 0.5, "words": []}).encode() + b"\n"
     broken = json.dumps({"image": "b.jpg", "error": "no"}).encode() + b"\n"

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from haav.ablate import (
+from haav.cli.main import main
+from haav.config.load import find_recipe, flags_from, grid_names
+from haav.errors import ConfigError, TrainingError
+from haav.model.build import load_config
+from haav.studies.ablate import (
     Grid,
     Outcome,
     Row,
     _environment,
-    grid_names,
     interval,
     load_grid,
     read_outcome,
@@ -21,10 +24,6 @@ from haav.ablate import (
     run_grid,
     table,
 )
-from haav.cli import main
-from haav.errors import ConfigError, TrainingError
-from haav.presets import flags_from, load_config
-from haav.recipes import find_recipe
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TINY = """

@@ -17,20 +17,21 @@ import torch
 from PIL import Image
 
 import haav
-from haav import album, pretrained
-from haav.bridge import Bridge, BridgeConfig, CrossFitted
-from haav.bundle import pack
-from haav.captioner import Captioner
-from haav.cli import main
+from haav import pretrained
+from haav.cli.main import main
 from haav.errors import CheckpointError, ConfigError, DataError
-from haav.images import load_image
+from haav.inference import stream
+from haav.inference.captioner import Captioner
+from haav.inference.pack import pack
 from haav.model.build import build_model, resolve
+from haav.photos.images import load_image
 from haav.text import SPECIAL, Vocabulary
-from haav.textdb import Entry, Manifest, TextDatabase
 from haav.types import Caption
 from haav.views import build_extractor
-from haav.views.regions import WIDTH
-from haav.views.text import text_spec
+from haav.views.embedded.regions import WIDTH
+from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
+from haav.views.retrieval.text import text_spec
+from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 from tiny import tiny_config
 
 SAMPLES = Path(haav.__file__).parent / "samples"
@@ -153,13 +154,13 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     first, *rest = whole.splitlines(keepends=True)
     out.write_text(first + rest[0][:20])  # cut off while writing the second line
     asked: list[str] = []
-    plain = album.caption_all
+    plain = stream.caption_all
 
-    def watched(tool: Captioner, items: list[album.Item], *rest: int, **options: object) -> object:
+    def watched(tool: Captioner, items: list[stream.Item], *rest: int, **options: object) -> object:
         asked.extend(item.name for item in items)
         return plain(tool, items, *rest, **options)
 
-    monkeypatch.setattr(album, "caption_all", watched)
+    monkeypatch.setattr(stream, "caption_all", watched)
     assert main(words) == 1
     assert json.loads(first)["image"] not in asked
     assert len(asked) == 2
@@ -176,17 +177,17 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, text: str) -> Non
     out = tmp_path / "captions.jsonl"
     out.write_text(text)
     if text.startswith('{"image": '):
-        album.CaptionFile(out)  # a line of ours that was cut off before its end
+        stream.CaptionFile(out)  # a line of ours that was cut off before its end
         assert out.read_text() == ""
         return
     with pytest.raises(DataError, match="Name another file with --out"):
-        album.CaptionFile(out)
+        stream.CaptionFile(out)
     assert out.read_text() == text
 
 
 def test_standard_input_is_another_photo_each_time(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"image": "-", "caption": "a"}\n{"image": "b", "caption": "b"}\n')
-    assert album.CaptionFile(tmp_path / "c.jsonl").done == {"b"}
+    assert stream.CaptionFile(tmp_path / "c.jsonl").done == {"b"}
 
 
 def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
@@ -216,8 +217,8 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 
     monkeypatch.setattr(captioner, "look", look)
     cat = (SAMPLES / "cat.jpg").read_bytes()
-    items = [album.Item(str(number), lambda: cat) for number in range(11)]
-    assert len(list(album.caption_all(captioner, items, 10))) == 11
+    items = [stream.Item(str(number), lambda: cat) for number in range(11)]
+    assert len(list(stream.caption_all(captioner, items, 10))) == 11
     assert sizes == [10, 1]
 
 
@@ -225,12 +226,12 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 def test_batches_side_by_side_say_what_they_say_one_by_one(captioner: Captioner, options: dict[str, object]) -> None:
     good = [file.read_bytes() for file in sorted(SAMPLES.glob("*.jpg"))]
     photos = [b"broken" if number == 2 else good[number % len(good)] for number in range(7)]
-    items = [album.Item(str(number), lambda data=data: data) for number, data in enumerate(photos)]
+    items = [stream.Item(str(number), lambda data=data: data) for number, data in enumerate(photos)]
     found: list[object] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        rows = [row.to_json() for row in album.caption_all(captioner, items, 2, **options)]
+        rows = [row.to_json() for row in stream.caption_all(captioner, items, 2, **options)]
         captions = [caption.text for caption in captioner.caption(photos[3:], batch=2, **options)]
         found.append(([(row["image"], row.get("caption"), row.get("error")) for row in rows], captions))
     torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from haav.bench import convolution_gigaflops, seconds
-from haav.cli import main
-from haav.views.folded import FoldedConv
+from haav.cli.main import main
+from haav.studies.bench import convolution_gigaflops, seconds
+from haav.views.embedded.folded import FoldedConv
 from test_album import save_model
 
 
@@ -32,7 +32,7 @@ def test_convolutions_are_counted_as_by_hand() -> None:
 
 def test_the_quickest_run_after_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 13.0, 20.0, 22.0, 30.0, 35.0])
-    monkeypatch.setattr("haav.bench.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("haav.studies.bench.time.perf_counter", lambda: next(clock))
     calls: list[int] = []
     assert seconds(lambda: calls.append(1), 3) == 2.0
     assert len(calls) == 4

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haav.calibrate import confidences, fit, reliability
 from haav.config import ConfidenceConfig
+from haav.inference.confidence import confidences, fit, reliability
 
 
 def test_by_default_confidence_is_the_probability() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from haav.captioner import Captioner
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import ConfigError
-from haav.generate import BeamSearch, build_rules, generate
+from haav.generate.beam import BeamSearch
+from haav.generate.build import build_rules
+from haav.generate.loop import generate
+from haav.inference.captioner import Captioner
 from haav.text import DANGLING, SPECIAL, Vocabulary
 from haav.types import Caption, Word
 from tiny import random_views, tiny_config, tiny_model

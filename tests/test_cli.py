@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from haav import Captioner, __version__, terminal
-from haav.cli import VERBS, main
-from haav.convert import convert
+from haav import Captioner, __version__
+from haav.cli import output
+from haav.cli.main import VERBS, main
+from haav.inference.convert import convert
 from haav.text import SPECIAL
 from tiny import VIEWS  # noqa: F401  (keeps torch imported once for the in-process runs)
 
@@ -171,8 +172,8 @@ def test_convert_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[st
 
 def test_help_and_version_do_not_wait_for_torch() -> None:
     script = (
-        "import sys, haav.cli\n"
-        "try: haav.cli.main(sys.argv[1:])\n"
+        "import sys, haav.cli.main\n"
+        "try: haav.cli.main.main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -203,10 +204,27 @@ def test_a_log_tells_the_rate_of_what_was_done_since_it_began(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 10.0, 40.0, 70.0])
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with terminal.progress("steps") as bar:
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with output.progress("steps") as bar:
         bar(401, 1000)  # a run that goes on after 400
         bar(431, 1000)
         bar(521, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["431 of 1,000 steps, 1.0/s, 9 min left", "521 of 1,000 steps, 2.0/s, 4 min left"]
+
+
+def test_a_photo_without_a_command_is_told_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = tmp_path / "cat.jpg"
+    photo.touch()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(photo)])
+    assert f"Did you mean: haav caption {photo}" in capsys.readouterr().err
+
+
+def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for verb in VERBS:
+        assert sum(line.startswith(f"  {verb} ") for line in lines) == 1
+    assert lines.index("captions:") < lines.index("data:") < lines.index("training:")

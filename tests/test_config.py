@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haav.config import Config, flatten, parse, to_dict
+from haav.config.load import flags_from, preset_names
 from haav.errors import ConfigError, HaavError
-from haav.presets import flags_from, load_config, preset_names
+from haav.model.build import load_config
 
 
 def message(*flags: tuple[str, str], preset: str | None = None, file: Path | None = None) -> str:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import haav
-from haav.bundle import pack
-from haav.captioner import Captioner
 from haav.config import DecodeConfig, override
-from haav.consensus import Consensus, by_consensus
 from haav.data.collate import collate
-from haav.images import load_image
+from haav.generate.consensus import Consensus, by_consensus
+from haav.inference.captioner import Captioner
+from haav.inference.pack import pack
+from haav.photos.images import load_image
 from haav.text import SPECIAL, Vocabulary, tokenize
 from haav.types import Caption, PhotoView, Word
 from test_album import SAMPLES, save_text_model
@@ -140,8 +140,8 @@ def test_labels_pass_through_a_batch_and_are_left_out_where_there_are_none() -> 
 def test_an_export_weighs_as_its_model_does(captioner: Captioner, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the onnx extra")
     pytest.importorskip("onnx", reason="needs the onnx extra")
-    from haav.export import export
-    from haav.portable import PortableCaptioner
+    from haav.export.onnx import export
+    from haav.export.portable import PortableCaptioner
 
     told = captioner.with_config(override(captioner.config, "decode", {"consensus": 40.0, "beam": 6}))
     told.save_pretrained(tmp_path / "model")

@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 import haav
-from haav.captioner import Captioner
-from haav.cli import main
+from haav.cli.main import main
 from haav.config import override
-from haav.control import _covered, _object, _zeroed, change, mask_photo, mask_study, trust, watch
 from haav.data.collate import collate
 from haav.errors import ConfigError, DataError
-from haav.images import load_image
+from haav.inference.captioner import Captioner
+from haav.photos.images import load_image
+from haav.studies.control import _covered, _object, _zeroed, change, mask_photo, mask_study, trust, watch
 from haav.types import Caption, PhotoView, View, Word
 from test_album import SAMPLES, save_model
 

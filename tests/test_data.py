@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.testing import assert_close
 
-from haav.cli import main
+from haav.cli.main import main
 from haav.data.annotations import Dataset, Photo, check_dataset, load_dataset
 from haav.data.collate import collate, pad_captions, stack
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader, to_device

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 import haav
-from haav.captioner import Captioner
-from haav.cli import main
+from haav.cli.main import main
 from haav.data.collate import collate
 from haav.errors import ConfigError
-from haav.explain import _without, explain
-from haav.images import load_image
+from haav.inference.captioner import Captioner
 from haav.model.build import build_model
-from haav.page import render
+from haav.photos.images import load_image
+from haav.studies.explain import _without, explain
+from haav.studies.page import render
 from haav.text import BOS
 from haav.types import PhotoView
 from test_album import SAMPLES, save_model

@@ -17,30 +17,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import haav
-from haav.album import find_items
-from haav.bundle import pack
-from haav.captioner import Captioner
-from haav.cli import main
+from haav.cli.main import main
 from haav.config import DecodeConfig, override
 from haav.data.collate import collate
 from haav.errors import CheckpointError, ConfigError, ImageError
-from haav.generate import build_rules, build_strategy, generate
+from haav.generate.build import build_rules, build_strategy
+from haav.generate.loop import generate
+from haav.inference.captioner import Captioner
+from haav.inference.pack import pack
+from haav.inference.stream import find_items
 from haav.model.build import build_model
 from haav.pretrained import save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
-from haav.views.objects import ObjectsExtractor, suppress
-from haav.views.pooling import pool as pool_torch
-from haav.views.yolo import Detections
+from haav.views.embedded.objects import ObjectsExtractor, suppress
+from haav.views.embedded.pooling import pool as pool_torch
+from haav.views.embedded.yolo import Detections
 from test_album import SAMPLES, WORDS, save_text_model
 from tiny import VIEWS, tiny_config
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
-from haav.export import export
-from haav.portable import PortableCaptioner
-from haav.portable.eyes import objects, pool
-from haav.portable.search import Search
+from haav.export.onnx import export
+from haav.export.portable import PortableCaptioner
+from haav.export.portable.eyes import objects, pool
+from haav.export.portable.search import Search
 
 PHOTOS = sorted(SAMPLES.glob("*.jpg"))
 
@@ -240,7 +241,7 @@ WITHOUT_TORCH = """
 import sys
 for name in ("torch", "onnx"):
     sys.modules[name] = None  # importing it raises
-from haav.portable.__main__ import main
+from haav.export.portable.__main__ import main
 raise SystemExit(main(sys.argv[1:]))
 """
 

@@ -17,11 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
-from haav.cli import main
+from haav.cli.main import main
 from haav.errors import DataError, StoreError
-from haav.extract import extract
-from haav.sources import digests, find_photos
-from haav.store import Store, pack
+from haav.photos.sources import digests, find_photos
+from haav.store.lmdb import Store
+from haav.store.records import pack
+from haav.views.extract import extract
 
 VIEWS = ["grid", "objects", "regions"]
 
@@ -86,7 +87,7 @@ def test_adding_a_view_computes_only_that_view(tmp_path: Path) -> None:
 def test_a_changed_extractor_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refs = find_photos([make_photos(tmp_path / "photos", 1)])
     extract(refs, tmp_path / "s", ["grid"], workers=1)
-    monkeypatch.setattr("haav.views.efficientnet.fingerprint", lambda: "other")
+    monkeypatch.setattr("haav.views.embedded.efficientnet.fingerprint", lambda: "other")
     with pytest.raises(StoreError, match="made by another extractor"):
         extract(refs, tmp_path / "s", ["grid"], workers=1)
 

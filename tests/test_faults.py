@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import haav
-from haav.cli import main
+from haav.cli.main import main
 from haav.store import Store
 from test_album import SAMPLES, save_model
 from test_extract import make_photos

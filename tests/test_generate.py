@@ -10,16 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from haav.generate import (
-    BeamSearch,
-    Ending,
-    Generated,
-    Never,
-    NoRepeats,
-    Sampling,
-    collapse_repeats,
-    generate,
-)
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import Generated, collapse_repeats, generate
+from haav.generate.rules import Ending, Never, NoRepeats
+from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
 from haav.text import BOS, EOS, PAD, UNK
 from haav.types import Cache

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from haav.errors import ImageError
-from haav.images import load_image
+from haav.photos.images import load_image
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:

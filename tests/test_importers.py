@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from haav import importers
 from haav.data.collate import stack
 from haav.errors import ConfigError, DataError, HaavError, StoreError
-from haav.importers import LAYOUTS, import_features
-from haav.presets import load_config
+from haav.model.build import load_config
 from haav.store import Store
 from haav.types import PhotoView
+from haav.views import feature_files, importers
+from haav.views.feature_files import LAYOUTS
+from haav.views.importers import import_features
 
 h5py = pytest.importorskip("h5py")
 SIZE = (640.0, 480.0)
@@ -94,7 +95,7 @@ def test_tsv_rows_become_objects_of_the_preset(tmp_path: Path) -> None:
 
 def test_a_folder_of_tsv_parts_is_one_source_and_a_photo_is_taken_once(tmp_path: Path) -> None:
     (tmp_path / "train.tsv.0").write_text(_row(1, _features()))
-    (tmp_path / "train.tsv.1").write_text("\t".join(importers.COLUMNS) + "\n\n" + _row(2, _features()))
+    (tmp_path / "train.tsv.1").write_text("\t".join(feature_files.COLUMNS) + "\n\n" + _row(2, _features()))
     (tmp_path / "val.tsv").write_text(_row(1, _features(seed=9)))
     (tmp_path / "train.tsv.lineidx").write_text("0\n")
     summary = import_features("bottom_up_tsv", tmp_path, tmp_path / "store")
@@ -103,7 +104,7 @@ def test_a_folder_of_tsv_parts_is_one_source_and_a_photo_is_taken_once(tmp_path:
 
 
 def test_damaged_rows_are_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importers, "MAX_ROW", 60_000)
+    monkeypatch.setattr(feature_files, "MAX_ROW", 60_000)
     broken = _features()
     broken[1, 5] = np.nan
     rows = {
@@ -186,7 +187,7 @@ class _Trap:
 
 def test_bad_npz_files_are_named_and_pickles_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importers, "MAX_NUMBERS", 1 << 16)
+    monkeypatch.setattr(feature_files, "MAX_NUMBERS", 1 << 16)
     folder = tmp_path / "feats"
     folder.mkdir()
     np.savez(folder / "0good.npz", x=_features(), bbox=BOXES, image_w=640, image_h=480)
@@ -339,7 +340,7 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path, monkeypatch:
     with Store(store) as opened:
         assert opened.count("objects") == 4
     read, told = [], []
-    monkeypatch.setattr(importers, "_row", lambda *given, row=importers._row: read.append(given) or row(*given))
+    monkeypatch.setattr(feature_files, "_row", lambda *given, row=feature_files._row: read.append(given) or row(*given))
     summary = import_features("bottom_up_tsv", source, store, progress=lambda *given: told.append(given))
     assert (summary.photos, summary.skipped, summary.failures) == (6, 4, [])
     assert len(read) == 6 + 1, "one for the probe; what is there is not even decoded"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from haav.lanes import MOST, side_by_side
+from haav.inference.parallel import MOST, side_by_side
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

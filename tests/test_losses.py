@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from haav.losses import caption_xe, info_nce
-from haav.model.build import build_model
-from haav.train.momentum import MomentumContrast, build_contrast
+from haav.model.build import build_contrast, build_model
+from haav.model.contrast import MomentumContrast
+from haav.model.losses import caption_xe, info_nce
 from tiny import SILENT, random_captions, random_view, random_views, tiny_config
 
 

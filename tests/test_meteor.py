@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from haav.errors import DataError
 from haav.evaluate import meteor as module
-from haav.evaluate.meteor import MeteorData, ParaphraseFile, load_meteor, meteor, meteor_stats, normalize, score
+from haav.evaluate.meteor import MeteorData, ParaphraseFile, load_meteor, meteor, meteor_stats, score
+from haav.evaluate.meteor_words import normalize
 from haav.evaluate.porter2 import STEP_2, STEP_3, STEP_4, stem
 
 TINY = MeteorData(

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from haav.describe import describe, with_equal_views
 from haav.errors import ViewError
-from haav.losses import caption_xe
 from haav.model.aggregators import aggregators
-from haav.model.build import build_model
+from haav.model.build import build_contrast, build_model
 from haav.model.embed import ViewEmbedding
 from haav.model.haav import Haav
 from haav.model.layers import (
@@ -31,7 +29,8 @@ from haav.model.layers import (
     thin,
     thin_views,
 )
-from haav.train.momentum import build_contrast
+from haav.model.losses import caption_xe
+from haav.studies.describe import describe, with_equal_views
 from haav.types import EncodedViews, KeyValues, View, ViewSpec
 from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from haav.captioner import Captioner
-from haav.cli import main
+from haav.cli.main import main
 from haav.config import override
 from haav.data.annotations import Photo, load_dataset
+from haav.data.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
 from haav.errors import ConfigError, DataError
-from haav.predict import calibrate, predict
-from haav.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
+from haav.inference.captioner import Captioner
+from haav.inference.predict import calibrate, predict
 from haav.pretrained import saved_dtype
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary

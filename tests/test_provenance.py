@@ -13,27 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import haav
-from haav import provenance, shards
-from haav.bridge import Bridge, BridgeConfig, CrossFitted
-from haav.bundle import pack
-from haav.captioner import Captioner
-from haav.cli import main
+from haav import provenance
+from haav.cli.main import main
 from haav.data.annotations import Photo, load_dataset
 from haav.data.toy import make_toy
 from haav.errors import CheckpointError, ConfigError, ViewError
-from haav.export import export
-from haav.extract import extract
+from haav.export.onnx import export
+from haav.inference.captioner import Captioner
+from haav.inference.pack import pack
+from haav.inference.predict import predict
 from haav.model.build import build_model, resolve
-from haav.predict import predict
+from haav.photos.sources import find_photos
 from haav.pretrained import read_config
-from haav.shards import open_store
-from haav.sources import find_photos
-from haav.store import Store
+from haav.store import Store, open_store, shards
 from haav.text import SPECIAL, Vocabulary
-from haav.textdb import Entry, Manifest, TextDatabase
 from haav.types import ViewSpec
 from haav.views import build_extractor
-from haav.views.regions import WIDTH
+from haav.views.embedded.regions import WIDTH
+from haav.views.extract import extract
+from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
+from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 from tiny import tiny_config
 
 SAMPLES = Path(haav.__file__).parent / "samples"
@@ -131,7 +130,7 @@ def test_photos_are_looked_at_with_what_the_model_was_trained_with(world: Path) 
 
 
 def test_another_network_is_noticed(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("haav.views.efficientnet.fingerprint", lambda: "other")
+    monkeypatch.setattr("haav.views.embedded.efficientnet.fingerprint", lambda: "other")
     with pytest.raises(ViewError, match=r"another 'cells'(?s:.*)given         efficientnet-lite2-other"):
         haav.load(world / "model").caption(SAMPLES / "cat.jpg", views=["cells"])
 

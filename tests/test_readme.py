@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from haav.cli import main
+from haav.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from haav.config import Config
-from haav.convert import convert, rename
-from haav.generate import BeamSearch, generate
-from haav.losses import caption_xe
-from haav.model.build import build_model
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import generate
+from haav.inference.convert import convert, rename
+from haav.model.build import build_contrast, build_model
+from haav.model.contrast import MomentumContrast
 from haav.model.haav import Haav
+from haav.model.losses import caption_xe
 from haav.text import EOS, PAD
-from haav.train.momentum import MomentumContrast, build_contrast
 from haav.types import View
 
 GOLDEN = Path(os.environ.get("HAAV_GOLDEN") or Path(__file__).parent / "golden" / "release.safetensors")

@@ -15,17 +15,26 @@ from PIL import Image
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from haav import retrieval, weights
-from haav.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
+from haav import weights
 from haav.data.annotations import load_dataset
 from haav.errors import DataError, ViewError, WeightsError
-from haav.extract import extract
-from haav.sources import PhotoRef
+from haav.photos.sources import PhotoRef
 from haav.store import Store, ViewManifest
-from haav.textdb import Entry, Manifest, TextDatabase, merge_entries, read_text_file, read_visual_genome, sample_entries
 from haav.types import PhotoView, Progress, ViewSpec, quiet
 from haav.views import Extractor, PhotoBatch, extractors
-from haav.views.text import TextFiveExtractor, TextWholeExtractor
+from haav.views.extract import extract
+from haav.views.retrieval import build
+from haav.views.retrieval.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
+from haav.views.retrieval.text import TextFiveExtractor, TextWholeExtractor
+from haav.views.retrieval.textdb import (
+    Entry,
+    Manifest,
+    TextDatabase,
+    merge_entries,
+    read_text_file,
+    read_visual_genome,
+    sample_entries,
+)
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -136,14 +145,14 @@ class ToyEncoder:
 
 def test_captions_of_val_and_test_never_enter(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("a further sentence\n")
-    texts = retrieval.build_textdb([karpathy(tmp_path / "d.json.gz")], [tmp_path / "more.txt"], encoder=ToyEncoder())
+    texts = build.build_textdb([karpathy(tmp_path / "d.json.gz")], [tmp_path / "more.txt"], encoder=ToyEncoder())
     assert len(texts) == 17
     assert all(sentence.startswith(("train", "a further")) for sentence in texts.sentences)
     assert texts.manifest.sources[0] == {"file": "d.json.gz", "kind": "captions", "split": "train", "sentences": 16}
     with pytest.raises(DataError, match="no sentence was given"):
-        retrieval.build_textdb()
+        build.build_textdb()
     with pytest.raises(DataError, match="cannot read .*none.txt as text"):
-        retrieval.build_textdb(texts=[tmp_path / "none.txt"])
+        build.build_textdb(texts=[tmp_path / "none.txt"])
 
 
 # The bridge
@@ -271,15 +280,15 @@ def test_a_new_bridge_or_database_changes_the_fingerprint(fitted: CrossFitted) -
 
 def test_bridge_is_built_from_a_store_and_reports_recall_and_leak(tmp_path: Path) -> None:
     file = karpathy(tmp_path / "d.json.gz", photos=40)
-    texts = retrieval.build_textdb([file], encoder=ToyEncoder())
+    texts = build.build_textdb([file], encoder=ToyEncoder())
     settings = {"epochs": 2, "folds": 2, "hidden": 16, "batch": 8}
     with Store(tmp_path / "s", write=True) as store:
         store.add_view("regions", ViewManifest(ViewSpec(12, 15), "toy"))
         store.put("regions", {f"p{n}.jpg": PhotoView(torch.randn(15, 12)) for n in range(40)})
-        found, report = retrieval.build_bridge(store, load_dataset(file), texts, encoder=ToyEncoder(), **settings)
+        found, report = build.build_bridge(store, load_dataset(file), texts, encoder=ToyEncoder(), **settings)
         other = TextDatabase(texts.entries, texts.vectors, Manifest("another"))
         with pytest.raises(DataError, match="vectors of toy; the text database has those of another"):
-            retrieval.build_bridge(store, load_dataset(file), other, encoder=ToyEncoder(), **settings)
+            build.build_bridge(store, load_dataset(file), other, encoder=ToyEncoder(), **settings)
     assert set(found.folds) == {f"p{n}.jpg" for n in range(36)}, "training photos only"
     assert set(report["val"]) == {"recall@1", "recall@5", "recall@10"}
     assert (report["photos"], report["candidates"]) == (2, 4)
@@ -302,7 +311,7 @@ def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
 ) -> None:
     monkeypatch.setattr(extractors, "_entries", {**extractors._entries, "toy_regions": ToyRegions})
     file = karpathy(tmp_path / "d.json.gz", photos=40)
-    texts = retrieval.build_textdb([file], encoder=ToyEncoder())
+    texts = build.build_textdb([file], encoder=ToyEncoder())
     settings = {"epochs": 2, "folds": 2, "hidden": 16, "batch": 8}
     images = {f"p{n}.jpg": Image.new("RGB", (10 + n, 9)) for n in range(40)}
     views = dict(zip(images, ToyRegions().extract(PhotoBatch(list(images), list(images.values()))), strict=True))
@@ -311,15 +320,15 @@ def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
         store.put("toy_regions", views)
         store.add_view("short", ViewManifest(ViewSpec(12, 3), "toy"))
 
-        def build(view: str) -> CrossFitted:
+        def train(view: str) -> CrossFitted:
             dataset = load_dataset(file)
-            return retrieval.build_bridge(store, dataset, texts, encoder=ToyEncoder(), view=view, **settings)[0]
+            return build.build_bridge(store, dataset, texts, encoder=ToyEncoder(), view=view, **settings)[0]
 
         with pytest.raises(DataError, match=r"unknown view 'toy_region'\. Did you mean 'toy_regions'"):
-            build("toy_region")
+            train("toy_region")
         with pytest.raises(DataError, match="'short' has up to 3 tokens; a bridge needs 15"):
-            build("short")
-        build("toy_regions").save(tmp_path / "bridge")
+            train("short")
+        train("toy_regions").save(tmp_path / "bridge")
     bridge = CrossFitted.load(tmp_path / "bridge")
     assert (bridge.view, bridge.made_by) == ("toy_regions", ("toy-regions-1",))
     assert (bridge.compact().view, bridge.compact().made_by) == (bridge.view, bridge.made_by)
@@ -338,7 +347,7 @@ def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
 
 def test_real_sentences_that_mean_the_same_are_near() -> None:
     pytest.importorskip("transformers", reason="needs the hub extra")
-    sentences = pytest.importorskip("haav.sentences")
+    sentences = pytest.importorskip("haav.views.retrieval.sentences")
     try:
         weights.locate(sentences.WEIGHTS)
     except WeightsError as error:

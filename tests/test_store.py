@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haav.errors import StoreError
-from haav.shards import ShardStore, export, open_store, read_shard
-from haav.store import Store, ViewManifest, pack, unpack
+from haav.store.lmdb import Store
+from haav.store.records import ViewManifest, pack, unpack
+from haav.store.shards import ShardStore, export, open_store, read_shard
 from haav.types import PhotoView, ViewSpec
 
 SPEC = ViewSpec(dim=4, max_tokens=6, indices={"rank": 6}, boxes=True)

@@ -116,7 +116,7 @@ def test_two_builds_are_the_same_file_and_it_captions_in_a_clean_environment(tmp
 @pytest.mark.slow
 def test_an_export_captions_in_an_environment_without_torch(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs the onnx extra")
-    from haav.export import export
+    from haav.export.onnx import export
 
     (tmp_path / "wheel").mkdir()
     wheel = build(tmp_path / "wheel")
@@ -128,6 +128,6 @@ def test_an_export_captions_in_an_environment_without_torch(tmp_path: Path) -> N
     python = str(tmp_path / "clean/bin/python")
     torch = subprocess.run([python, "-c", "import torch"], capture_output=True)
     assert torch.returncode
-    words = [python, "-m", "haav.portable", str(tmp_path / "exported"), str(ROOT / "src/haav/samples/cat.jpg")]
+    words = [python, "-m", "haav.export.portable", str(tmp_path / "exported"), str(ROOT / "src/haav/samples/cat.jpg")]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert " cat " in done.stdout

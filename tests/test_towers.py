@@ -16,11 +16,12 @@ from torch.testing import assert_close
 
 from haav import weights
 from haav.errors import ConfigError, ViewError
-from haav.images import load_image
 from haav.machine import has_fbgemm
-from haav.views import PhotoBatch, build_extractor, clip, dinov2, vit
-from haav.views.onnx_weights import OnnxWeights
-from haav.views.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
+from haav.photos.images import load_image
+from haav.views import PhotoBatch, build_extractor
+from haav.views.embedded import clip, dinov2, vit
+from haav.views.embedded.onnx_weights import OnnxWeights
+from haav.views.embedded.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
 
 SAMPLES = sorted((Path(__file__).parents[1] / "src/haav/samples").glob("*.jpg"))
 NEW_VIEWS = ("patches", "patch_objects", "patch_regions", "dino_patches")

@@ -18,25 +18,25 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from haav import shards
-from haav.captioner import Captioner
-from haav.cli import main
+from haav.cli.main import main
 from haav.config import Config
+from haav.config.load import find_recipe, flags_from, recipe_names
 from haav.data.annotations import load_dataset
 from haav.data.loader import ShardedBatches
 from haav.data.toy import make_toy
 from haav.errors import CheckpointError, ConfigError, StoreError
 from haav.evaluate.reward import CiderReward
-from haav.generate import BeamSearch, Never
-from haav.losses import self_critical
-from haav.model.dropping import Dropout, threshold
+from haav.generate.beam import BeamSearch
+from haav.generate.rules import Never
+from haav.inference.captioner import Captioner
+from haav.model.build import load_config
+from haav.model.dropout import Dropout, threshold
 from haav.model.haav import Haav
 from haav.model.layers import FeedForward
-from haav.presets import flags_from, load_config
+from haav.model.losses import self_critical
 from haav.pretrained import load_weights
-from haav.recipes import find_recipe, recipe_names
-from haav.shards import export
-from haav.store import Store
+from haav.store import Store, shards
+from haav.store.shards import export
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -151,7 +151,7 @@ def test_scst_gradient_equals_the_one_through_stepwise_decoding() -> None:
     fast = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     # The slow way: the same captions, word by word through the cache, with the graph kept.
-    from haav.generate import generate
+    from haav.generate.loop import generate
 
     tokens = generate(model, model.encode(views), BeamSearch(3), objective.rules, 6).tokens
     cache = model.start(model.encode(views))
@@ -528,9 +528,11 @@ RANKS = """
 import sys
 from pathlib import Path
 from safetensors.torch import save_file
-from haav.presets import flags_from, load_config
-from haav.recipes import find_recipe
-from haav.train import loop, many
+from haav.config.load import flags_from
+from haav.model.build import load_config
+from haav.config.load import find_recipe
+from haav.train import loop
+from haav import distributed
 from haav.train.run import RunFiles
 from haav.train.setup import prepare
 
@@ -544,7 +546,8 @@ files.begin(setup.config, setup.vocabulary)
 run = loop._Run(setup, files, lambda _: None, fabric)
 run.go()
 contrast = setup.learner.contrast
-save_file({"queue": contrast.queue, "filled": contrast.filled[None]}, str(out / f"queue{many.rank()}.safetensors"))
+queue = {"queue": contrast.queue, "filled": contrast.filled[None]}
+save_file(queue, str(out / f"queue{distributed.rank()}.safetensors"))
 """
 
 

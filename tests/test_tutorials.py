@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from haav.cli import main
+from haav.cli.main import main
 from haav.pretrained import SHIPPED
 from haav.views import base, extractors
 from test_album import SAMPLES

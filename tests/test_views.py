@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.testing import assert_close
 
-from haav.cli import main
+from haav.cli.main import main
 from haav.errors import ConfigError, ViewError
-from haav.extract import extract
-from haav.images import load_image
-from haav.look import Eyes
-from haav.sources import find_photos
+from haav.photos.images import load_image
+from haav.photos.sources import find_photos
 from haav.store import Store
 from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, base, build_extractor, efficientnet, extractors, folded, view_names, yolo
-from haav.views.grid import GridExtractor
-from haav.views.objects import MAX_OVERLAP, MIN_SCORE, suppress
-from haav.views.pooling import pool
-from haav.views.regions import CROPS, crops
+from haav.views import Extractor, PhotoBatch, base, build_extractor, extractors, view_names
+from haav.views.embedded import efficientnet, folded, yolo
+from haav.views.embedded.grid import GridExtractor
+from haav.views.embedded.objects import MAX_OVERLAP, MIN_SCORE, suppress
+from haav.views.embedded.pooling import pool
+from haav.views.embedded.regions import CROPS, crops
+from haav.views.extract import extract
+from haav.views.live import Eyes
 
 EMBEDDED = ("grid", "cells", "objects", "regions")
 

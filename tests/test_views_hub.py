@@ -18,12 +18,15 @@ import pytest
 import torch
 from PIL import Image
 
-from haav.cli import main
+from haav.cli.main import main
 from haav.errors import ViewError
-from haav.store import pack, unpack
-from haav.textdb import Entry, Manifest, TextDatabase
-from haav.views import PhotoBatch, build_extractor, hub, hub_clip, hub_detr
-from haav.views.regions import CROPS, crops
+from haav.store.records import pack, unpack
+from haav.views import PhotoBatch, build_extractor
+from haav.views.embedded.regions import CROPS, crops
+from haav.views.hub import clip as hub_clip
+from haav.views.hub import detr as hub_detr
+from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
+from haav.weights import hub
 
 transformers = pytest.importorskip("transformers", reason='the hub views need transformers: pip install "haav[hub]"')
 

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 import haav
-from haav.captioner import Captioner
 from haav.config import override
+from haav.inference.captioner import Captioner
 from haav.web.batcher import Batcher, Busy
 from test_album import SAMPLES, save_model
 

@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from haav import weights
-from haav.cli import main
+from haav.cli.main import main
 from haav.errors import ConfigError, WeightsError
 from haav.pretrained import find_model
-from haav.sentences import MiniLM
 from haav.types import quiet
 from haav.views import extractors, weights_of
+from haav.views.retrieval.sentences import MiniLM
 from haav.weights import ARTEFACTS, Artefact, Member
 
 ROOT = Path(__file__).parents[1]
@@ -451,7 +451,7 @@ def test_the_command_says_what_is_wrong(
 
 
 def test_the_list_does_not_wait_for_torch() -> None:
-    code = "import sys; from haav.cli import main; main(['weights']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from haav.cli.main import main; main(['weights']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 

@@ -21,12 +21,13 @@ from torch.nn import functional as F
 from haav import Captioner
 from haav.data.annotations import load_dataset
 from haav.evaluate.scores import SLOW, evaluate
-from haav.images import load_image
-from haav.sources import find_photos
+from haav.photos.images import load_image
+from haav.photos.sources import find_photos
 from haav.types import PhotoView
-from haav.views import PhotoBatch, clip
-from haav.views.pooling import squares
-from haav.views.vit import VisionTransformer
+from haav.views import PhotoBatch
+from haav.views.embedded import clip
+from haav.views.embedded.pooling import squares
+from haav.views.embedded.vit import VisionTransformer
 
 Look = Callable[[PhotoBatch], list[PhotoView]]
 

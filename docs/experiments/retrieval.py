@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from haav.bridge import CrossFitted
 from haav.data.annotations import load_dataset
 from haav.evaluate.scores import SLOW, evaluate
-from haav.retrieval import region_features
-from haav.sentences import MiniLM
 from haav.store import Store
-from haav.textdb import TextDatabase
+from haav.views.retrieval.bridge import CrossFitted
+from haav.views.retrieval.build import region_features
+from haav.views.retrieval.sentences import MiniLM
+from haav.views.retrieval.textdb import TextDatabase
 
 SENTENCES, PICTURES = 16, 12
 

@@ -6,14 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from haav.captioner import Captioner, load
     from haav.errors import HaavError
+    from haav.inference.captioner import Captioner, load
     from haav.types import Caption
 
 __version__ = "0.1.0"
 __all__ = ["Caption", "Captioner", "HaavError", "__version__", "load"]
 
-_HOME = {"load": "haav.captioner", "Captioner": "haav.captioner", "Caption": "haav.types", "HaavError": "haav.errors"}
+_HOME = {
+    "load": "haav.inference.captioner",
+    "Captioner": "haav.inference.captioner",
+    "Caption": "haav.types",
+    "HaavError": "haav.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

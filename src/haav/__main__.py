@@ -2,6 +2,6 @@
 
 import sys
 
-from haav.cli import main
+from haav.cli.main import main
 
 sys.exit(main())

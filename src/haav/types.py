@@ -13,7 +13,7 @@ from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # captions and settings are of use where there is no torch: haav.portable
+if TYPE_CHECKING:  # captions and settings are of use where there is no torch: haav.export.portable
     from torch import Tensor
 
 Progress = Callable[[int, int], None]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from haav.errors import ConfigError, DataError, unknown
-from haav.sources import SUFFIXES
+from haav.photos.sources import SUFFIXES
 
 MAX_BYTES = 2_000_000_000
 SPLITS = ("train", "val", "test")

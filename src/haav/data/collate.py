@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from haav.text import PAD
-from haav.types import Batch, PhotoView, View
+from haav.types import Batch, PhotoView, View, ViewSpec
 
 
 def collate(
@@ -57,3 +57,14 @@ def _pad(rows: Sequence[Tensor], longest: int) -> Tensor:
 def _boxes(photo: PhotoView) -> Tensor:
     assert photo.boxes is not None, "a view has boxes for all photos or for none"
     return photo.boxes
+
+
+def blank_view(spec: ViewSpec) -> View:
+    """One photo's view at its longest, on the current default device."""
+    tokens = spec.max_tokens
+    return View(
+        torch.zeros(1, tokens, spec.dim),
+        torch.ones(1, tokens, dtype=torch.bool),
+        {name: torch.zeros(1, tokens, dtype=torch.int64) for name in spec.indices},
+        torch.zeros(1, tokens, 4) if spec.boxes else None,
+    )

@@ -15,8 +15,8 @@ from haav.data.annotations import Photo
 from haav.data.collate import collate
 from haav.errors import StoreError
 from haav.provenance import MadeBy, check_made_by
-from haav.shards import WINDOW, ShardStore
 from haav.store import Store
+from haav.store.shards import WINDOW, ShardStore
 from haav.text import Vocabulary
 from haav.types import Batch
 

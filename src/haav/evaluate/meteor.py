@@ -17,13 +17,12 @@ One thing is not the jar's: it takes words for equal whose 32-bit hashes are, su
 from __future__ import annotations
 
 import gzip
-import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from itertools import accumulate, compress, zip_longest
+from itertools import accumulate, compress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from haav.errors import DataError
+from haav.evaluate.meteor_words import normalize
 from haav.evaluate.porter2 import stem
 
 INSTALL = 'pip install "haav[coco]"'
@@ -157,70 +157,6 @@ def load_meteor() -> MeteorData:
         bases=bases,
         paraphrases=ParaphraseFile(paraphrases),
     )
-
-
-# --- Text to words ---------------------------------------------------------------------------------------------------
-
-_ALPHA = "A-Za-zŠŽšžŸÀ-ÖØ-öø-žЀ-ӿԀ-ԧꙀ-ꙮ꙾-ꚗᴀ-ᵿ"
-_ALNUM = "0-9" + _ALPHA
-_DOT = "\ue000"  # stands for the dots of "...", which no rule may touch
-_REWRITES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (rf"([^{_ALNUM} \t\n\x0b\f\r.'`,‘’-])", r" \1 "),
-        (r"\.{2,}", lambda dots: f" {_DOT * len(dots[0])} "),
-        (r"([^0-9]),([^0-9])", r"\1 , \2"),
-        (r"([0-9]),([^0-9])", r"\1 , \2"),
-        (r"([^0-9]),([0-9])", r"\1 , \2"),
-        (r"[`‘’]", "'"),
-        (r"[“”]|''", ' " '),
-        (r"–", "-"),
-        (r"--", "-"),
-        (rf"([{_ALNUM}.])-([{_ALNUM}])", r"\1 \2"),
-        (rf"([^{_ALPHA}])'([^{_ALPHA}])", r"\1 ' \2"),
-        (rf"([^{_ALPHA}0-9])'([{_ALPHA}])", r"\1 ' \2"),
-        (rf"([{_ALPHA}])'([^{_ALPHA}])", r"\1 ' \2"),
-        (rf"([{_ALPHA}])'([{_ALPHA}])", r"\1 '\2"),
-        (r"([0-9])'(s)", r"\1 '\2"),
-    )
-]
-_PLAIN = re.compile("[0-9a-z ]*")
-_LETTER = re.compile(f"[{_ALPHA}]")
-_TOKEN = re.compile(r"[^ \t\n\r\f]+")
-_WORD = re.compile("[^ \t\n\r\f\u2000-\u200a\u202f\u205f\u3000\xa0]+")
-
-
-def normalize(text: str, prefixes: dict[str, bool]) -> Words:
-    """The jar's `-norm`: punctuation apart, hyphens and dots of abbreviations gone, lower case.
-
-    It also changes text that the PTB tokenizer has been through: "t-shirt" becomes two words, "u.s." one.
-    """
-    if _PLAIN.fullmatch(text):
-        return text.split()
-    text = f" {text} "
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    tokens = _TOKEN.findall(text)
-    words = []
-    for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
-        if len(token) > 1 and token.endswith("."):
-            token = _final_dot(token[:-1], following, prefixes)
-        words.append(token)
-    return _WORD.findall(" ".join(words).replace(_DOT, ".").lower())
-
-
-def _final_dot(prefix: str, following: str, prefixes: dict[str, bool]) -> str:
-    """`prefix` with or without its dot: an abbreviation loses all dots, the end of a sentence stands apart."""
-    if "." in prefix and _LETTER.search(prefix):
-        return prefix.replace(".", "")
-    only_before_digits = prefixes.get(prefix)
-    if (
-        only_before_digits is False
-        or "a" <= following[:1] <= "z"
-        or (only_before_digits and "0" <= following[:1] <= "9")
-    ):
-        return prefix + "."
-    return prefix + " ."
 
 
 # --- Words to matches ------------------------------------------------------------------------------------------------

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
-from haav.config import Config, ModelConfig
-from haav.errors import unknown
+from haav.config import Config, ContrastConfig, Given, ModelConfig, SettingPath
+from haav.config.load import read_settings
+from haav.errors import ConfigError, unknown
 from haav.model.aggregators import aggregators
+from haav.model.contrast import MomentumContrast, Projector
 from haav.model.decoder import Decoder, DecoderLayer
 from haav.model.embed import ViewEmbeddings
-from haav.model.encodings import encodings
+from haav.model.encodings import Encoding, encodings
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.model.layers import Encoder
+
+
+def load_config(
+    preset: str | None = None, file: str | Path | None = None, flags: Mapping[SettingPath, Given] | None = None
+) -> Config:
+    """A checked config with nothing left open, or a ConfigError that names every problem.
+
+    `preset` starts (default: the file's own, else best), `file` overrides it, `flags` override both.
+    """
+    config, problems = read_settings(preset, file, flags)
+    config, more = resolve(config)
+    if problems or more:
+        raise ConfigError.of([*problems, *more])
+    return config
 
 
 def resolve(config: Config) -> tuple[Config, list[str]]:
@@ -105,3 +123,18 @@ def _build_haav(config: ModelConfig) -> Haav:
 
     decoder = Decoder(new_layer, config.decoder_layers, config.d_model, config.vocabulary_size, config.max_words)
     return Haav(encoding, decoder)
+
+
+def build_contrast(encoding: Encoding, model: ModelConfig, contrast: ContrastConfig) -> MomentumContrast:
+    """The contrastive part beside a model's encoding: training state, never saved with the model."""
+    layers = model.encoder_layers if model.encoder_outputs == "all" else 1
+    projector = Projector(model.d_model, contrast.hidden, model.heads, layers, model.dropout)
+    return MomentumContrast(
+        encoding,
+        projector,
+        model.d_model,
+        queue_size=contrast.queue_size,
+        temperature=contrast.temperature,
+        momentum=contrast.momentum,
+        positives=contrast.positives,
+    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from haav.errors import ViewError, unknown
-from haav.model.dropping import Dropout
+from haav.model.dropout import Dropout
 from haav.model.layers import keep_channels, sinusoids, thin
 from haav.types import EmbeddedView, View, Views, ViewSpec
 

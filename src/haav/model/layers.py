@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from haav.model.dropping import Dropout
+from haav.model.dropout import Dropout
 from haav.types import KeyValues
 
 

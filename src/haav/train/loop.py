@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haav.captioner import Captioner
+from haav import distributed
 from haav.config import Config, override
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
 from haav.errors import ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
+from haav.inference.captioner import Captioner
+from haav.inference.predict import predict
 from haav.machine import check_bfloat16
 from haav.plots import check_installed
-from haav.predict import predict
 from haav.text import PAD
-from haav.train import many
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
 from haav.train.objectives import StepInput
 from haav.train.run import RunFiles
@@ -94,14 +94,14 @@ class _Run:
         self.setup, self.files, self.report = setup, files, report
         self.config = setup.config.train
         self.fabric = fabric
-        if many.count() > min(self.config.batch, len(setup.labelled)):
-            raise ConfigError(f"{many.count()} processes cannot share a batch of {self.config.batch} photos.")
+        if distributed.count() > min(self.config.batch, len(setup.labelled)):
+            raise ConfigError(f"{distributed.count()} processes cannot share a batch of {self.config.batch} photos.")
         groups = _groups(setup.learner, self.config.weight_decay, self.config.decay_all)
         optimizer = torch.optim.AdamW(groups, fused=True)
         self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
         self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
         size = min(self.config.batch, len(setup.labelled))
-        self.batches = setup.labelled.shuffled(size, self.config.seed, many.count())
+        self.batches = setup.labelled.shuffled(size, self.config.seed, distributed.count())
         self.per_epoch = max(1, len(self.batches) // self.config.accumulate)
         self.steps = self.per_epoch * self.config.epochs
         self.schedule = build_schedule(self.config.schedule, self.config.warmup_steps, self.steps, self.per_epoch)
@@ -115,16 +115,16 @@ class _Run:
         return parts | ({"ema": self.ema} if self.ema is not None else {})
 
     def save(self) -> None:
-        draws = many.gather(torch.get_rng_state()[None])
-        if many.rank() == 0:
+        draws = distributed.gather(torch.get_rng_state()[None])
+        if distributed.rank() == 0:
             save_checkpoint(
                 self.files.checkpoint, self.modules, self.optimizer, self.position, self.setup.fingerprint, draws
             )
-        many.wait()
+        distributed.wait()
 
     def load(self) -> None:
         self.position = load_checkpoint(
-            self.files.checkpoint, self.modules, self.optimizer, self.setup.fingerprint, many.rank()
+            self.files.checkpoint, self.modules, self.optimizer, self.setup.fingerprint, distributed.rank()
         )
         self.files.rewind(self.position.step)
 
@@ -151,7 +151,7 @@ class _Run:
         steps_left = self.per_epoch - self.position.batch // self.config.accumulate
         for _ in range(steps_left):
             losses, seen = self._step(labelled, further)
-            captions += seen * many.count()
+            captions += seen * distributed.count()
             self.position.step += 1
             self.position.batch += self.config.accumulate
             rate = captions / (time.perf_counter() - started)
@@ -160,7 +160,7 @@ class _Run:
                 row = {"step": self.position.step, "epoch": self.position.epoch, **losses, "lr": lr}
                 self.files.log(row | {"captions_per_second": round(rate, 1)})
             self.report(Status(self.position.step, self.steps, self.position.epoch, losses, rate, self.position.best))
-            if many.total(torch.tensor(float(stop.is_set()), device=self.fabric.device)):
+            if distributed.total(torch.tensor(float(stop.is_set()), device=self.fabric.device)):
                 return False  # whichever process was asked to
             if self.position.step % self.config.checkpoint_every == 0:
                 self.save()
@@ -184,7 +184,10 @@ class _Run:
             self.fabric.backward(found["loss"] / self.config.accumulate)
             keys += new_keys
             for name, value in found.items():
-                losses[name] = losses.get(name, 0.0) + many.total(value).item() / many.count() / self.config.accumulate
+                losses[name] = (
+                    losses.get(name, 0.0)
+                    + distributed.total(value).item() / distributed.count() / self.config.accumulate
+                )
         norm = self.fabric.clip_gradients(
             self.learner, self.optimizer, max_norm=self.config.clip or math.inf, error_if_nonfinite=False
         )
@@ -202,7 +205,7 @@ class _Run:
         contrast, model = self.setup.learner.contrast, self.setup.model
         if contrast is not None:
             for part in keys:
-                contrast.enqueue(many.gather(part))
+                contrast.enqueue(distributed.gather(part))
             contrast.follow(model.encoding)  # type: ignore[arg-type]
         if self.ema is not None:
             for old, new in zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True):
@@ -250,13 +253,13 @@ class _Run:
         model = self.ema if self.ema is not None else setup.model
         captioner = Captioner(model, setup.saved_config, setup.vocabulary)
         if not setup.val:
-            if many.rank() == 0:
+            if distributed.rank() == 0:
                 captioner.save_pretrained(self.files.best)
             model.train()
             return
-        part = many.share(setup.val)
+        part = distributed.share(setup.val)
         own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part, seed=0)} if part else {}
-        captions = many.gather_texts(own, self.fabric.device)
+        captions = distributed.gather_texts(own, self.fabric.device)
         model.train()
         scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores
         row = {name: scores[name].value for name in ("CIDEr", "BLEU-4", "ROUGE-L")}
@@ -264,7 +267,7 @@ class _Run:
         self.position.worse += 1
         if row["CIDEr"] > self.position.best:
             self.position.best, self.position.best_step, self.position.worse = row["CIDEr"], self.position.step, 0
-            if many.rank() == 0:
+            if distributed.rank() == 0:
                 captioner.save_pretrained(self.files.best)
         self.files.draw()
 
@@ -279,12 +282,12 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
 
 def _from_batch(photos: StoredPhotos, batches: ShuffledBatches | ShardedBatches, start: int) -> Iterator[Batch]:
     """This process's part of the epoch's batches from number `start` on"""
-    order = [many.share(rows) for rows in list(batches)[start:]]
+    order = [distributed.share(rows) for rows in list(batches)[start:]]
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
 
 def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> Iterator[Batch]:
-    batches = photos.shuffled(size, seed, many.count())
+    batches = photos.shuffled(size, seed, distributed.count())
     epoch, place = divmod(start, len(batches))
     while True:
         batches.epoch = epoch

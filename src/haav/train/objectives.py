@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from haav import distributed
 from haav.evaluate.reward import CiderReward
-from haav.generate import BeamSearch, Rule, Sampling, generate
-from haav.losses import self_critical
+from haav.generate.beam import BeamSearch
+from haav.generate.loop import generate
+from haav.generate.rules import Rule
+from haav.generate.sample import Sampling
+from haav.model.contrast import MomentumContrast
 from haav.model.ensemble import Ensemble, own_views
 from haav.model.haav import Haav
+from haav.model.losses import self_critical
 from haav.text import BOS, EOS, PAD, Vocabulary
-from haav.train import many
-from haav.train.momentum import MomentumContrast
 from haav.types import Batch, EncodedViews
 
 
@@ -42,7 +45,7 @@ class CrossEntropy:
         logits = model.recite(batch.captions[:, :, :-1], real, encoded)
         words = targets[real]
         summed = F.cross_entropy(logits.float(), words, label_smoothing=self.label_smoothing, reduction="sum")
-        return {"xe": many.mean(summed, real.sum())}
+        return {"xe": distributed.mean(summed, real.sum())}
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,9 @@ class SelfCritical:
         logprobs = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=2)
         photos = torch.tensor(len(rewards), device=rewards.device)
         return {
-            "scst": many.mean(self_critical(logprobs, rewards, found.lengths) * photos, photos),
-            "reward": many.mean(rewards.mean(dim=1).sum(), photos),
-            "best reward": many.mean(rewards.amax(dim=1).sum(), photos),
+            "scst": distributed.mean(self_critical(logprobs, rewards, found.lengths) * photos, photos),
+            "reward": distributed.mean(rewards.mean(dim=1).sum(), photos),
+            "best reward": distributed.mean(rewards.amax(dim=1).sum(), photos),
         }
 
     def score(self, photos: tuple[str, ...], tokens: Tensor) -> np.ndarray:

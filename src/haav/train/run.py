@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
+from haav import distributed
 from haav.config import Config, to_dict
 from haav.errors import CheckpointError, ConfigError
 from haav.files import json_of, write_atomically, write_together
+from haav.model.build import load_config
 from haav.plots import new_figure
-from haav.presets import load_config
 from haav.text import Vocabulary
-from haav.train import many
 
 CONFIG, WORDS, METRICS = "config.yaml", "vocabulary.json", "metrics.jsonl"
 CHECKPOINT, BEST, CURVES, BOARD = "checkpoint.safetensors", "best", "curves.png", "tensorboard"
@@ -29,7 +29,7 @@ class RunFiles:
     def claim(self) -> None:
         """Refuse a folder that holds a run already."""
         taken = (self.folder / CONFIG).exists()
-        many.wait()  # until every process has looked
+        distributed.wait()  # until every process has looked
         if taken:
             raise ConfigError(
                 f"{self.folder} holds a run already.\n"
@@ -39,7 +39,7 @@ class RunFiles:
 
     def begin(self, config: Config, vocabulary: Vocabulary) -> None:
         """Written once there is a checkpoint: a folder with a config can be resumed."""
-        if many.rank():
+        if distributed.rank():
             return  # the first process writes the files
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
         words = json.dumps(vocabulary.to_json(), ensure_ascii=False)
@@ -62,14 +62,14 @@ class RunFiles:
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after the step that the run goes on from."""
-        if many.rank():
+        if distributed.rank():
             return
         kept = [row for row in self.metrics() if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         write_atomically(self.folder / METRICS, lambda path: path.write_text(text, encoding="utf-8"))
 
     def log(self, row: dict[str, Any]) -> None:
-        if many.rank():
+        if distributed.rank():
             return
         with open(self.folder / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -94,7 +94,7 @@ class RunFiles:
 
     def draw(self) -> None:
         """Loss and CIDEr over steps, as a picture"""
-        if many.rank():
+        if distributed.rank():
             return
         rows = self.metrics()
         figure = new_figure(10, 3.6)

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import torch
 
+from haav import distributed
 from haav.config import Config, DataConfig, to_dict
 from haav.data.annotations import Dataset, Photo, load_dataset
 from haav.data.loader import StoredPhotos
 from haav.data.toy import make_toy
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
-from haav.generate import build_rules
-from haav.model.build import build_model, resolve
+from haav.generate.build import build_rules
+from haav.model.build import build_contrast, build_model, resolve
+from haav.model.contrast import MomentumContrast
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_pretrained
-from haav.shards import ShardStore, open_store
 from haav.store import Store
+from haav.store.shards import ShardStore, open_store
 from haav.text import Vocabulary
-from haav.train import many
-from haav.train.momentum import MomentumContrast, build_contrast
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
 
 
@@ -63,9 +63,9 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
     """`init`: a model directory to start from; `vocabulary`: of a run that goes on, whose config fits already"""
     data = config.data
     if data.dataset == "toy":
-        if many.rank() == 0:
+        if distributed.rank() == 0:
             make_toy(out / "toy")
-        many.wait()
+        distributed.wait()
         dataset_path, store_path = make_toy(out / "toy")
     elif not data.dataset or not data.store:
         raise ConfigError("training needs --data.dataset (captions and splits) and --data.store (their views).")

@@ -1,4 +1,6 @@
-"""Views of photos: every file of this folder that holds an extractor registers it."""
+"""Views of photos. Every file of `embedded` and `hub` that holds an extractor registers it."""
+
+from importlib import import_module
 
 from haav.registry import import_siblings
 from haav.views.base import (
@@ -15,7 +17,9 @@ from haav.views.base import (
     weights_of,
 )
 
-import_siblings(__name__, __path__)
+for _folder in ("embedded", "hub"):
+    import_siblings(f"{__name__}.{_folder}", import_module(f"{__name__}.{_folder}").__path__)
+import_module(f"{__name__}.retrieval.text")
 
 DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
 """what `haav extract` makes where no views are named: those that need photos alone"""

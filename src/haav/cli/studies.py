@@ -1,0 +1,166 @@
+"""What a model is made of, costs and does: describe, control, ablate, report, bench."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from haav.cli.common import Overrides, fetch_weights_of, listed, load_captioner, print_json
+from haav.errors import ConfigError, DataError, ImageError, unknown
+
+
+def describe(
+    *,
+    preset: Annotated[str | None, "starting point: paper, release or best (default)"] = None,
+    encoding: Annotated[str | None, "how views are encoded: shared, unshared, concat_views, model_per_view"] = None,
+    aggregator: Annotated[
+        str | None, "how words draw on views: joint, hierarchical, concat_tokens, mean, max, sigmoid, tanh"
+    ] = None,
+    contrastive: Annotated[str | None, "train with the contrastive loss: true or false"] = None,
+    config: Annotated[str | None, "a YAML file of settings on top of the preset"] = None,
+    json: Annotated[bool, "print JSON"] = False,
+    overrides: Overrides | None = None,
+) -> int:
+    """What a configuration is made of: parameters by part, views, FLOPs and how they grow."""
+    from haav.cli import output
+    from haav.config import Given
+    from haav.config.load import flags_from
+    from haav.model.build import load_config
+    from haav.studies.describe import describe
+
+    flags = flags_from(overrides or [])
+    short = {
+        ("model", "encoding"): ("--encoding", encoding),
+        ("model", "aggregator"): ("--aggregator", aggregator),
+        ("contrast", "enabled"): ("--contrastive", contrastive),
+    }
+    flags |= {path: Given(value, flag) for path, (flag, value) in short.items() if value is not None}
+    description = describe(load_config(preset, config, flags))
+    if json:
+        print_json(description.to_json())
+    else:
+        output.print_description(description)
+    return 0
+
+
+def control(
+    study: Annotated[str, "noise: tokens of a view are zeroed; mask: an object is covered for one view"],
+    *,
+    out: Annotated[str, "folder for the figure and the numbers"],
+    store: Annotated[str | None, "noise: store with the views of the photos"] = None,
+    dataset: Annotated[str | None, "data set that says which photos; for mask, without it all"] = None,
+    split: Annotated[str, "of the data set: train, val or test"] = "val",
+    images: Annotated[str | None, "mask: folder, tar or list of photos"] = None,
+    limit: Annotated[int | None, "at most as many photos"] = None,
+    cover: Annotated[str, "mask: grey or blur"] = "grey",
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    seed: Annotated[int, "of everything random"] = 0,
+) -> int:
+    """The paper's control studies: does the decoder trust a view less when it is spoilt?"""
+    from haav.cli import output
+    from haav.data.annotations import load_dataset
+    from haav.data.loader import StoredPhotos
+    from haav.files import make_folder, write_atomically
+    from haav.photos import sources
+    from haav.photos.images import load_image
+    from haav.plots import check_installed
+    from haav.store import open_store
+    from haav.studies import control
+
+    check_installed("the study")
+    folder = make_folder(out)
+    captioner = load_captioner(model, None)
+    if study == "noise":
+        if store is None or dataset is None:
+            raise ConfigError("the noise study needs --store and --dataset.")
+        photos = load_dataset(dataset).split(split)[:limit]
+        made_by = captioner.config.made_by
+        stored = StoredPhotos(open_store(store), captioner.views, photos, vocabulary=None, made_by=made_by)
+        with output.progress("photos") as progress:
+            found = control.noise_study(captioner, stored, seed=seed, progress=progress)
+    elif study == "mask":
+        if images is None:
+            raise ConfigError("the mask study needs --images.")
+        refs = sources.find_photos(listed(images))
+        if dataset is not None:
+            chosen = {photo.id for photo in load_dataset(dataset).split(split)}
+            refs = [ref for ref in refs if ref.id in chosen]
+        refs = refs[:limit]
+        fetch_weights_of(captioner)
+        masked = []
+        with output.progress("photos") as progress:
+            for number, ref in enumerate(refs, 1):
+                try:
+                    case = control.mask_photo(captioner, load_image(ref.read()), cover)
+                    masked += [case] if case is not None else []
+                except ImageError as error:
+                    print(f"{output.printable(ref.id)}: {error}", file=sys.stderr)
+                progress(number, len(refs))
+        found = control.mask_study(masked, seed)
+    else:
+        raise ConfigError(unknown("study", study, ["noise", "mask"]))
+    if not found:
+        raise DataError("there is nothing to measure on: no photo, or none whose caption names an object it has.")
+    text = json_format.dumps(found, indent=1)
+    write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomically(folder / f"{study}.png", lambda file: control.draw(file, found))
+    output.print_control(study, found)
+    return 0
+
+
+def ablate(
+    grid: Annotated[str, "a grid by name (encodings, decoders, views, …) or a YAML file"],
+    *,
+    out: Annotated[str, "folder for the runs and the table; what is done in it is not repeated"],
+    workers: Annotated[int, "runs side by side"] = 1,
+    overrides: Overrides | None = None,
+) -> int:
+    """Train a grid of named runs and put their scores and costs into one table."""
+    from haav.studies import ablate
+
+    settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
+    found = ablate.load_grid(grid)
+    ablate.run_grid(found, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    print((Path(out) / "table.md").read_text(encoding="utf-8"))
+    return 0
+
+
+def report(
+    folders: Annotated[list[str], "folders that haav ablate wrote"],
+    *,
+    out: Annotated[str, "HTML file to write"],
+    images: Annotated[str | None, "folder, tar or list of the photos, to show ten of them"] = None,
+) -> int:
+    """One page of one or more grids: bars with intervals, cost against quality, curves, captions side by side."""
+    from haav.files import check_writable, write_atomically
+    from haav.photos import sources
+    from haav.studies.report import render_report
+
+    check_writable(Path(out))
+    photos = {ref.id: ref for ref in sources.find_photos(listed(images))} if images else None
+    text = render_report(folders, photos)
+    write_atomically(Path(out), lambda file: file.write_text(text, encoding="utf-8"))
+    print(out)
+    return 0
+
+
+def bench(
+    *,
+    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    json: Annotated[bool, "print JSON"] = False,
+    overrides: Overrides | None = None,
+) -> int:
+    """How fast this machine captions photos, and where the time goes; a minute."""
+    from haav.studies.bench import bench
+
+    captioner = load_captioner(model, overrides)
+    fetch_weights_of(captioner)
+    found = bench(captioner, model)
+    if json:
+        print_json(found)
+        return 0
+    for name, value in found.items():
+        print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+    return 0

@@ -1,0 +1,28 @@
+"""Settings: `schema` declares them, `parse` checks them, `load` reads presets, recipes and files."""
+
+from haav.config.parse import Given, SettingPath, flatten, override, parse, to_dict
+from haav.config.schema import (
+    ConfidenceConfig,
+    Config,
+    ContrastConfig,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "ConfidenceConfig",
+    "Config",
+    "ContrastConfig",
+    "DataConfig",
+    "DecodeConfig",
+    "Given",
+    "ModelConfig",
+    "SettingPath",
+    "TrainConfig",
+    "flatten",
+    "override",
+    "parse",
+    "to_dict",
+]

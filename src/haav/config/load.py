@@ -1,0 +1,139 @@
+"""Presets, recipes and grids by name, and how settings are layered: preset, then file, then flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from haav.config.parse import Given, SettingPath, flatten, parse
+from haav.config.schema import Config
+from haav.errors import ConfigError, unknown
+
+MAX_BYTES = 1_000_000
+TABLES = (("model", "views"),)
+"""tables that a file states as a whole: its views replace the preset's, they do not join them"""
+
+Source = dict[SettingPath, Given]
+
+
+def preset_names() -> list[str]:
+    return _names("presets")
+
+
+def recipe_names() -> list[str]:
+    return _names("recipes")
+
+
+def grid_names() -> list[str]:
+    return _names("grids")
+
+
+def find_recipe(name: str) -> Path:
+    """A file of the user's, or a recipe by name, with or without `.yaml`"""
+    return _find("recipe", name)
+
+
+def find_grid(name: str) -> Path:
+    """A file of the user's, or a grid of runs by name, with or without `.yaml`"""
+    return _find("grid", name)
+
+
+def _folder(folder: str) -> Path:
+    return Path(str(resources.files("haav.config"))) / folder
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.stem for path in _folder(folder).glob("*.yaml"))
+
+
+def _find(what: str, name: str) -> Path:
+    if Path(name).is_file():
+        return Path(name)
+    folder, short = f"{what}s", name.removesuffix(".yaml")
+    if short not in _names(folder):
+        raise ConfigError(unknown(what, name, _names(folder)) + "\n  Or give the path of a YAML file.")
+    return _folder(folder) / f"{short}.yaml"
+
+
+def read_settings(
+    preset: str | None = None, file: str | Path | None = None, flags: Mapping[SettingPath, Given] | None = None
+) -> tuple[Config, list[str]]:
+    """The settings and all problems with them. `model.build.load_config` fills in what is left open.
+
+    `preset` starts (default: the file's own, else best), `file` overrides it, `flags` override both.
+    """
+    layers = _preset_layers(preset or "best") if file is None else _file_layers(Path(file), preset)
+    return parse([*layers, dict(flags or {})])
+
+
+def _file_layers(path: Path, preset: str | None) -> list[Source]:
+    return _layers(_read_text(path), str(path), base=preset)
+
+
+def _preset_layers(name: str) -> list[Source]:
+    if name not in preset_names():
+        raise ConfigError(unknown("preset", name, preset_names()))
+    text = (_folder("presets") / f"{name}.yaml").read_text(encoding="utf-8")
+    return _layers(text, f"preset {name}", base=None)
+
+
+def _layers(text: str, origin: str, base: str | None) -> list[Source]:
+    """The YAML and what it is based on (`preset: NAME`, or `base` when the user says so), the base first."""
+    tree = _parse_yaml(text, origin)
+    named = tree.pop("preset", None)
+    below = _preset_layers(base or str(named)) if base or named else []
+    if not below and not origin.startswith("preset "):
+        below = _preset_layers("best")
+    flat = flatten(tree, f"{origin}: ")
+    for table in TABLES:
+        if any(path[: len(table)] == table for path in flat):
+            below = [{path: given for path, given in layer.items() if path[: len(table)] != table} for layer in below]
+    return [*below, flat]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML without aliases: a few lines of them can unfold into gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
+    try:
+        tree = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, AttributeError, IndexError, TypeError) as error:
+        raise ConfigError(f"{origin} is not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin} is nested too deeply.") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{origin} must hold settings like 'model: …', not a {type(tree).__name__}.")
+    return tree
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes; a config is at most {MAX_BYTES:,}.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read config {path}: {error.strerror}.") from None
+
+
+def flags_from(pairs: Sequence[tuple[str, str]]) -> dict[SettingPath, Given]:
+    """[("--model.d_model", "512")] → flags for `read_settings`; problems will spell them as they were typed."""
+    return {tuple(flag.removeprefix("--").split(".")): Given(_scalar(value), flag) for flag, value in pairs}
+
+
+def _scalar(value: str) -> Any:
+    return None if value.lower() in ("null", "none") else value

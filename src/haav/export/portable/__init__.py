@@ -1,0 +1,169 @@
+"""A captioner of numpy and onnxruntime, for places where torch is too large: what `haav export` writes, run.
+
+    python -m haav.export.portable EXPORTED photo.jpg …
+
+Same photos, same captions, word for word, as the model that was exported (tests/test_export.py). Plain beam search
+with its rules only: no sampling, no demanded words, no groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from haav.config import ConfidenceConfig, DecodeConfig
+from haav.errors import CheckpointError, ConfigError
+from haav.export.portable.eyes import SENTENCES, PortableEyes, session
+from haav.export.portable.search import Found, Search
+from haav.files import json_of
+from haav.generate.consensus import by_consensus
+from haav.inference.confidence import confidence
+from haav.photos.images import Picture, load_image
+from haav.text import PAD, Vocabulary
+from haav.types import Caption, Word
+
+Arrays = dict[str, np.ndarray]
+"""a view of one photo: `tokens`, its positions by name, `boxes`, `sentences`"""
+
+FORMAT = "haav-portable-1"
+ABOUT, READER, STEP, EYES, WORDS, TEXTS = (
+    "portable.json",
+    "reader.onnx",
+    "step.onnx",
+    "eyes.onnx",
+    "vocabulary.json",
+    "textdb",
+)
+
+
+class PortableCaptioner:
+    """
+    >>> captioner = PortableCaptioner("exported")              # doctest: +SKIP
+    >>> captioner.caption("photo.jpg").text                    # doctest: +SKIP
+    'a dog laying down beside a little couch'
+    """
+
+    def __init__(self, directory: str | Path, threads: int = 0) -> None:
+        """`threads` 0: as many as there are cores"""
+        folder = Path(directory)
+        try:
+            about = json_of((folder / ABOUT).read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise ValueError(f"its format is {about['format']!r}")
+            self.vocabulary = Vocabulary.from_json(json_of((folder / WORDS).read_text(encoding="utf-8")))
+            self.views: dict[str, Any] = about["views"]
+            self.layers = int(about["layers"])
+            self.past_shape = tuple(int(size) for size in about["past"])
+            self.decode = DecodeConfig(**about["decode"])
+            self.sure = ConfidenceConfig(**about["confidence"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder} is not what `haav export` writes, or is damaged: {error}.\n"
+                "  Make it with: haav export MODEL --out DIR"
+            ) from None
+        self.reader = session(folder / READER, threads)
+        self.step = session(folder / STEP, threads)
+        self.memory = tuple(output.name for output in self.reader.get_outputs())
+        self.eyes = PortableEyes(folder / EYES, folder / TEXTS, self.views, threads) if about["eyes"] else None
+
+    def caption(self, photos: Picture | Sequence[Picture], *, batch: int = 8, **options: Any) -> Any:
+        """The caption of a photo, or a list of captions of a list of them; `options`: `beam`, `n_best`"""
+        if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
+            return self.caption([photos], **options)[0]
+        captions: list[Caption] = []
+        for at in range(0, len(photos), batch):
+            images = [load_image(photo) for photo in photos[at : at + batch]]
+            captions += self.caption_seen(self.look(images), **options)
+        return captions
+
+    def look(self, images: Sequence[Image.Image]) -> dict[str, list[Arrays]]:
+        """Upright RGB pictures → the model's views of them"""
+        if self.eyes is None:
+            raise ConfigError("this export cannot look at photos: its model reads views other than the embedded ones.")
+        return self.eyes(images)
+
+    def caption_seen(
+        self, seen: Mapping[str, Sequence[Arrays]], *, beam: int | None = None, n_best: int = 1
+    ) -> list[Caption]:
+        """Captions of photos by their views"""
+        beam = max(n_best, self.decode.beam) if beam is None else beam
+        if not 1 <= n_best <= beam:
+            raise ConfigError(f"n_best must be from 1 to the beam, {beam}, not {n_best}.")
+        photos = len(next(iter(seen.values()))) if seen else 0
+        if not photos:
+            return []
+        memory = dict(zip(self.memory, self.reader.run(None, self._feed(seen, photos)), strict=True))
+        sentences = self._sentences(seen) if self.decode.consensus else None
+        search = Search(self.decode, self.vocabulary, beam, beam if sentences else n_best)
+        found = search(lambda words, past, at: self._next(words, past, at, memory), self._no_past(photos), photos)
+        return [self._captions(own, n_best, sentences[photo] if sentences else []) for photo, own in enumerate(found)]
+
+    def _sentences(self, seen: Mapping[str, Sequence[Arrays]]) -> list[list[str]] | None:
+        for name, spec in self.views.items():
+            views = seen.get(name, [])
+            if "rank" in spec["indices"] and any(SENTENCES in view for view in views):
+                return [[str(text) for text in view.get(SENTENCES, ())] for view in views]
+        return None
+
+    def _feed(self, seen: Mapping[str, Sequence[Arrays]], photos: int) -> Arrays:
+        """Views padded to the longest of each; one that is left out is absent for every photo"""
+        feed: Arrays = {}
+        for name, spec in self.views.items():
+            views = seen.get(name, [])
+            longest = max((len(view["tokens"]) for view in views), default=0)
+            shapes: dict[str, tuple[tuple[int, ...], Any]] = {"tokens": ((spec["dim"],), np.float32)}
+            shapes |= dict.fromkeys(spec["indices"], ((), np.int64))
+            if spec["boxes"]:
+                shapes["boxes"] = ((4,), np.float32)
+            for part, (shape, dtype) in shapes.items():
+                padded = np.zeros((photos, longest, *shape), dtype)
+                for number, view in enumerate(views):
+                    padded[number, : len(view[part])] = view[part]
+                feed[f"{name}.{part}"] = padded
+            lengths = np.array([len(view["tokens"]) for view in views] or [0] * photos)
+            feed[f"{name}.mask"] = np.arange(longest) < lengths[:, None]
+        return feed
+
+    def _no_past(self, photos: int) -> list[np.ndarray]:
+        """Before the first word, for each layer keys and values (B, 1, H, 0, D/H)"""
+        heads, width = self.past_shape
+        return [np.zeros((photos, 1, heads, 0, width), np.float32) for _ in range(2 * self.layers)]
+
+    def _next(
+        self, words: np.ndarray, past: list[np.ndarray], at: int, memory: Arrays
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """words (B, C) → scores (B, C, words) of what follows, trust (B, C, V), the past with them in it"""
+        feed = {"words": words, "at": np.array(at)} | memory
+        feed |= {f"past.{number}": part for number, part in enumerate(past)}
+        wanted = {value.name for value in self.step.get_inputs()}
+        scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
+        return scores, trust, known
+
+    def _captions(self, found: list[Found], n_best: int, sentences: Sequence[str]) -> Caption:
+        possible = [self._caption(one) for one in found if one.logprob > -math.inf]
+        if not possible:
+            raise ConfigError("no caption fits decode.max_words and the other rules.")
+        best = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
+        return replace(best[0], n_best=tuple(best[1:]))
+
+    def _caption(self, found: Found) -> Caption:
+        texts = self.vocabulary.decode([int(word) for word in found.words if word != PAD])
+        words = tuple(
+            Word(
+                text,
+                float(found.logprobs[at]),
+                confidence(float(found.logprobs[at]), self.sure),
+                {name: float(share) for name, share in zip(self.views, found.trust[at], strict=True)}
+                if found.trust.shape[1]
+                else None,
+            )
+            for at, text in enumerate(texts)
+        )
+        sure = sum(word.confidence for word in words) / len(words) if words else 0.0
+        return Caption(" ".join(texts), words, found.logprob, sure)

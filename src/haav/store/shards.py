@@ -1,0 +1,152 @@
+"""A store as WebDataset shards: plain tar files that a cluster streams.
+
+Each photo is one sample: `KEY.VIEW.haav` members hold the store's own records (checksums included),
+`KEY.json` the photo's name. `index.json` says which views there are and which photos are in which shard.
+Nothing in them can run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from haav.errors import StoreError
+from haav.files import json_of, write_atomically
+from haav.store.lmdb import Store
+from haav.store.records import ViewManifest, pack, unpack
+from haav.types import PhotoView, ViewSpec
+
+SUFFIX = "haav"
+INDEX, FORMAT = "index.json", "haav-shards-1"
+WINDOW = 2
+"""shards whose photos are mixed"""
+
+
+def export(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000) -> int:
+    """Photos that have all of the views, in order of name; returns the number of shards."""
+    ids = store.ids(views[0]) if views else []
+    for view in views[1:]:
+        known = set(store.ids(view))
+        ids = [photo for photo in ids if photo in known]
+    if not ids:
+        raise StoreError(f"no photo of {store.path} has all of the views {', '.join(views) or '(none)'}.")
+    if shard_size < 1:
+        raise StoreError(f"a shard has at least 1 photo, not {shard_size}.")
+    out.mkdir(parents=True, exist_ok=True)
+    count = -(-len(ids) // shard_size)
+    cuts = [len(ids) * number // count for number in range(count + 1)]  # even: a small last one would waste an epoch
+    index: dict[str, Any] = {"format": FORMAT, "views": {view: asdict(store.views[view]) for view in views}}
+    parts = list(pairwise(cuts))
+    index["shards"] = [{"file": _name(number), "ids": ids[at:end]} for number, (at, end) in enumerate(parts)]
+    for number, (at, end) in enumerate(parts):
+        final = out / _name(number)
+        partial = final.with_suffix(".partial")
+        with tarfile.open(partial, "w") as tar:
+            for row, photo in enumerate(ids[at:end], at):
+                _add(tar, f"{row:09d}.json", json.dumps({"id": photo}).encode())
+                for view in views:
+                    _add(tar, f"{row:09d}.{view}.{SUFFIX}", pack(store.get(view, photo)))
+        os.replace(partial, final)
+    write_atomically(out / INDEX, lambda path: path.write_text(json.dumps(index), encoding="utf-8"))
+    return count
+
+
+class ShardStore:
+    """Shards as a store that is read only. Whole shards are read, one after the other, and the last few are kept:
+    who asks for photos in the order of `ShardedBatches`, in batches smaller than a shard, reads each once an epoch."""
+
+    def __init__(self, folder: str | Path, kept: int = 2 * WINDOW) -> None:
+        self.path = Path(folder)
+        self.kept = kept
+        try:
+            index = json_of((self.path / INDEX).read_text(encoding="utf-8"))
+            if index["format"] != FORMAT:
+                raise ValueError(f"its format is {index['format']!r}")
+            self.files = [str(shard["file"]) for shard in index["shards"]]
+            self.groups = [tuple(map(str, shard["ids"])) for shard in index["shards"]]
+            self.views = {name: _manifest(entry) for name, entry in index["views"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{self.path / INDEX} is damaged: {error}.") from None
+        if any(Path(file).name != file for file in self.files):
+            raise StoreError(f"{self.path / INDEX} names shards outside its folder.")
+        self._shard = {photo: number for number, ids in enumerate(self.groups) for photo in ids}
+        self._read: OrderedDict[int, dict[str, dict[str, PhotoView]]] = OrderedDict()
+
+    def ids(self, view: str) -> list[str]:
+        return list(self._shard) if view in self.views else []
+
+    def missing(self, view: str, ids: Iterable[str]) -> list[str]:
+        return [photo for photo in ids if view not in self.views or photo not in self._shard]
+
+    def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
+        return [self._photo(photo)[view] for photo in photos]
+
+    def in_order(self, photos: Iterable[str]) -> list[str]:
+        """As they lie in the shards: who reads them so reads each shard once"""
+        return sorted(photos, key=lambda photo: self._shard.get(photo, -1))
+
+    def _photo(self, photo: str) -> dict[str, PhotoView]:
+        number = self._shard[photo]
+        if number not in self._read:
+            while len(self._read) >= self.kept:
+                self._read.popitem(last=False)
+            self._read[number] = dict(read_shard(self.path / self.files[number]))
+        self._read.move_to_end(number)
+        found = self._read[number].get(photo)
+        if found is None:
+            raise StoreError(f"{self.path / self.files[number]} lacks '{photo}', which {INDEX} says it has.")
+        return found
+
+
+def open_store(path: str | Path) -> Store | ShardStore:
+    """A view store, or a folder of its shards"""
+    return ShardStore(path) if (Path(path) / INDEX).exists() else Store(path)
+
+
+def _manifest(entry: Mapping[str, Any]) -> ViewManifest:
+    return ViewManifest(**{**entry, "spec": ViewSpec(**entry["spec"])})
+
+
+def _name(number: int) -> str:
+    return f"shard-{number:06d}.tar"
+
+
+def read_shard(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
+    """Photos of a shard with their views."""
+    try:
+        yield from _read(path)
+    except (OSError, tarfile.TarError, ValueError, KeyError) as error:
+        raise StoreError(f"{path} is not a whole shard: {error}.") from None
+
+
+def _read(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
+    current, photo, views = "", "", {}
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            key, _, kind = member.name.partition(".")
+            file = tar.extractfile(member)
+            data = file.read() if file else b""
+            if key != current:
+                if current:
+                    yield photo, views
+                current, photo, views = key, "", {}
+            if kind == "json":
+                photo = json_of(data)["id"]
+            else:
+                views[kind.removesuffix(f".{SUFFIX}")] = unpack(data, f"{member.name} in {path}")
+    if current:
+        yield photo, views
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))

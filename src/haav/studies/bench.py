@@ -1,0 +1,172 @@
+"""How fast this machine captions photos: what a user waits for, and where the time goes."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from haav.files import json_of
+from haav.inference.captioner import Captioner
+from haav.inference.parallel import side_by_side
+from haav.photos.images import load_image
+from haav.studies.describe import cost
+from haav.views import PhotoBatch
+from haav.views.embedded import clip, dinov2, efficientnet, yolo
+from haav.views.embedded.folded import FoldedConv
+from haav.views.embedded.grid import grid_map
+from haav.views.embedded.objects import detections
+from haav.views.embedded.vit import resolve_precision
+
+
+def bench(captioner: Captioner, model: str) -> dict[str, Any]:
+    """Seconds, rates and shares; run it on a machine that does nothing else"""
+    samples = resources.files("haav").joinpath("samples")
+    paths = sorted(str(file) for file in samples.iterdir() if file.name.endswith(".jpg"))
+    images = [load_image(path) for path in paths]
+    eight = [images[number % len(images)] for number in range(8)]
+    fifty = [images[number % len(images)] for number in range(50)]
+    peak = matmul_rate()
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "a large matrix product, GFLOP/s": peak,
+        "cold: a process that captions one photo, s": cold(model, paths[0]),
+    }
+    for beam in (3, 5):
+        found[f"warm: a photo to its caption, beam {beam}, ms"] = 1000 * median(
+            seconds(lambda path=path, beam=beam: captioner.caption(path, beam=beam), 3) for path in paths
+        )
+    many = eight * 8
+    found["photos in batches of 8, photos/s"] = len(many) / seconds(lambda: captioner.caption(many), 2)
+    found["of that, looking at them, photos/s"] = len(many) / seconds(
+        lambda: list(side_by_side(captioner.look, [eight] * 8)), 2
+    )
+    seen = captioner.look(eight)
+    found["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
+    for name, value in looking(captioner, eight, peak).items():
+        found[f"  {name}"] = value
+    seen_fifty = captioner.look(fifty)
+    for batch, own in ((1, captioner.look(images[:1])), (8, seen), (50, seen_fifty)):
+        for beam in (1, 5):
+            took = seconds(lambda own=own, beam=beam: captioner.caption_seen(own, beam=beam), 3)
+            found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
+    beside = seconds(lambda: list(side_by_side(lambda own: captioner.caption_seen(own, beam=5), [seen_fifty] * 4)), 2)
+    found["views to captions, beam 5, batches of 50 side by side, captions/s"] = 200 / beside
+    flops = cost(captioner.config.model)
+    found["GFLOP to read a photo's views, at their longest"] = (flops.encoding + flops.memory) / 1e9
+    found["GFLOP a word and caption"] = flops.step / 1e9
+    found["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return found
+
+
+def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) -> dict[str, Any]:
+    """Rates of the networks that the views run on, and of what each view adds to them. `peak`: GFLOP/s"""
+    assert captioner.eyes is not None, "it was loaded from a model directory"
+
+    def photos() -> PhotoBatch:
+        return PhotoBatch([str(number) for number in range(len(images))], images)
+
+    found: dict[str, Any] = {}
+    for name in captioner.eyes.weights(captioner.views):
+        network = NETWORKS[name]()
+        rate = len(images) / seconds(lambda network=network: network.run(photos()), 3)
+        found[f"{name}, precision"] = network.precision
+        found[f"{name}, photos/s"] = rate
+        found[f"{name}, GFLOP per photo"] = network.gigaflops
+        found[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
+    seen = photos()
+    for name in captioner.views:
+        extractor = captioner.eyes.extractor(name)
+        took = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
+        found[f"{name}, its networks not counted, photos/s"] = len(images) / took
+    return found
+
+
+@dataclass(frozen=True)
+class Network:
+    run: Callable[[PhotoBatch], Any]
+    gigaflops: float
+    """per photo"""
+    precision: str = "float32"
+
+
+def _convolutions(network: nn.Module, side: int, run: Callable[[PhotoBatch], Any]) -> Network:
+    return Network(run, convolution_gigaflops(network, side))
+
+
+def _transformer(tower: clip.ClipTower | dinov2.Dinov2Tower) -> Network:
+    return Network(tower.hidden, tower.vit.gigaflops, tower.vit.precision)
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    efficientnet.WEIGHTS: lambda: _convolutions(efficientnet.load_efficientnet(), efficientnet.SIZE, grid_map),
+    yolo.WEIGHTS: lambda: _convolutions(yolo.load_yolo(), yolo.SIZE, detections),
+    clip.WEIGHTS: lambda: _transformer(clip.load_clip(None, resolve_precision("auto"), "cpu")),
+    dinov2.WEIGHTS: lambda: _transformer(dinov2.load_dinov2(resolve_precision("auto"), "cpu")),
+}
+"""by the weights that they run on"""
+
+
+def convolution_gigaflops(network: nn.Module, side: int) -> float:
+    """Of a square picture, two per multiply-add"""
+    total = 0
+
+    def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal total
+        assert isinstance(module, FoldedConv)
+        total += 2 * output.numel() * module.weight[0].numel()
+
+    hooks = [part.register_forward_hook(count) for part in network.modules() if isinstance(part, FoldedConv)]
+    with torch.no_grad():
+        network(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+    for hook in hooks:
+        hook.remove()
+    return total / 1e9
+
+
+def cold(model: str, path: str) -> float:
+    words = [sys.executable, "-m", "haav", "caption", path, "--model", model, "--json"]
+
+    def once() -> None:
+        done = subprocess.run(words, capture_output=True, check=True)
+        assert "caption" in json_of(done.stdout)
+
+    return seconds(once, 2)
+
+
+def matmul_rate(size: int = 2048, dtype: torch.dtype = torch.float32) -> float:
+    """GFLOP/s of a product of two square matrices: what the machine can do at best"""
+    one, other = torch.randn(2, size, size).to(dtype)
+    return 2 * size**3 / seconds(lambda: one @ other, 5) / 1e9
+
+
+def seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
+    work()
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def machine() -> str:
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    threads = torch.get_num_threads()
+    kind = named[0] if named else platform.machine()
+    return f"{kind}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"

@@ -1,0 +1,297 @@
+"""The paper's two control studies (§4.4, Fig. 3) over a whole split, with statistics instead of an example.
+
+Noise: tokens of one view are zeroed; does the decoder trust that view less, at every word? Mask: an object is covered
+for one view only; does it trust that view less at the object's word? Weights are those of the last decoder layer;
+the words are those that the model writes of the photo as it is, so that steps can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from haav.data.collate import collate
+from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
+from haav.errors import ConfigError, DataError, unknown
+from haav.evaluate.chair import class_names, mentioned
+from haav.inference.captioner import Captioner
+from haav.model.haav import Haav
+from haav.plots import new_figure
+from haav.studies.explain import weighing
+from haav.text import BOS, UNK
+from haav.types import Caption, PhotoView, Progress, Views, quiet
+from haav.views import views_that_give
+
+COVERS = ("grey", "blur")
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of a weight, disturbed minus clean, over photos"""
+
+    photos: int
+    clean: float
+    disturbed: float
+    mean: float
+    low: float
+    high: float
+    """95 % interval of the mean, by bootstrap over photos"""
+    effect: float
+    """Cohen's d of the paired differences: their mean in standard deviations"""
+    photos_that_drop: float
+    steps_that_drop: float
+
+
+def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]], seed: int = 0) -> Change:
+    """Weights of each photo's steps, clean and disturbed"""
+    differences = [np.subtract(after, before) for before, after in zip(clean, disturbed, strict=True)]
+    if not differences:
+        raise DataError("no photo is left to measure on.")
+    means = np.array([steps.mean() for steps in differences])
+    rng = np.random.default_rng(seed)
+    drawn = [means[rng.integers(len(means), size=len(means))].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    spread = means.std(ddof=1) if len(means) > 1 else 0.0
+    return Change(
+        len(means),
+        float(np.mean([np.mean(steps) for steps in clean])),
+        float(np.mean([np.mean(steps) for steps in disturbed])),
+        float(means.mean()),
+        float(low),
+        float(high),
+        float(means.mean() / spread) if spread else 0.0,
+        float((means < 0).mean()),
+        float((np.concatenate(differences) < 0).mean()),
+    )
+
+
+def noise_study(
+    captioner: Captioner,
+    photos: StoredPhotos,
+    shares: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
+    seed: int = 0,
+    progress: Progress = quiet,
+) -> dict[str, Any]:
+    """view → share of its tokens that are zeroed → Change; and the mean weight at each step, clean and noised"""
+    model = weighing(captioner)
+    generator = torch.Generator().manual_seed(seed)
+    clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
+    noised = {name: {share: [] for share in shares} for name in captioner.views}
+    done = 0
+    for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
+        tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
+        before = trust(model, batch.views, tokens)
+        for number, name in enumerate(model.encoding.names):
+            has = batch.views[name].mask.any(dim=1).tolist()
+            rows = [row for row, there in enumerate(has) if there and lengths[row]]
+            clean[name] += [before[row, : lengths[row], number].tolist() for row in rows]
+            for share in shares:
+                views = {**batch.views, name: _zeroed(batch.views[name], share, generator)}
+                after = trust(model, views, tokens)
+                noised[name][share] += [after[row, : lengths[row], number].tolist() for row in rows]
+        done += len(batch.ids)
+        progress(done, len(photos))
+    return {
+        name: {
+            "shares": {f"{share:g}": asdict(change(clean[name], noised[name][share], seed)) for share in shares},
+            "steps": {"clean": _by_step(clean[name]), "noised": _by_step(noised[name][max(shares)])},
+        }
+        for name in captioner.views
+        if clean[name]
+    }
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Weights of one photo at the step of an object's word and at its other steps, each (H,) or (steps,) by view"""
+
+    clean: Mapping[str, list[float]]
+    covered: Mapping[str, list[float]]
+    others_clean: Mapping[str, list[float]]
+    others_covered: Mapping[str, list[float]]
+
+
+def mask_study(masked: Sequence[Masked], seed: int = 0) -> dict[str, Any]:
+    """view → Change of its weight at the object's word when the object is covered for this view only: all heads
+    together, each head, and at the other words"""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for case in masked for name in case.clean):
+        cases = [case for case in masked if name in case.clean]
+        rest = [case for case in cases if case.others_clean[name]]
+        heads = range(len(cases[0].clean[name]))
+        found[name] = {
+            "at the word": asdict(
+                change(
+                    [[float(np.mean(case.clean[name]))] for case in cases],
+                    [[float(np.mean(case.covered[name]))] for case in cases],
+                    seed,
+                )
+            ),
+            "at other words": asdict(
+                change([case.others_clean[name] for case in rest], [case.others_covered[name] for case in rest], seed)
+            )
+            if rest
+            else None,
+            "heads": [
+                asdict(
+                    change(
+                        [[case.clean[name][head]] for case in cases],
+                        [[case.covered[name][head]] for case in cases],
+                        seed,
+                    )
+                )
+                for head in heads
+            ],
+        }
+    return found
+
+
+def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") -> Masked | None:
+    """The largest detected object that the caption names, covered for one view after the other; None: there is none
+
+    A view that is empty, or becomes so, is left out.
+    """
+    if cover not in COVERS:
+        raise ConfigError(unknown("cover", cover, COVERS))
+    detected = views_that_give("boxes", captioner.views)
+    if not detected:
+        raise ConfigError(
+            "the mask study covers what is detected: it needs a model that reads a view such as 'objects'."
+        )
+    model = weighing(captioner)
+    seen = captioner.look([image])
+    (caption,) = captioner.caption_seen(seen)
+    found = _object(seen[detected[0]][0], caption)
+    if found is None:
+        return None
+    step, box = found
+    return watch(captioner, model, seen, captioner.look([_covered(image, box, cover)]), caption, step)
+
+
+def watch(
+    captioner: Captioner,
+    model: Haav,
+    seen: Mapping[str, Sequence[PhotoView]],
+    covered: Mapping[str, Sequence[PhotoView]],
+    caption: Caption,
+    step: int,
+) -> Masked:
+    """Weights of a caption's steps with the photo as it is, and with one view after the other of the covered photo"""
+    tokens, (length,) = _words(captioner, [caption])
+    others = [at for at in range(length) if at != step]
+    device = next(model.parameters()).device
+    views = collate([""], seen, device=device).views
+    clean = trust(model, views, tokens, heads=True)[0, :length]
+    parts: tuple[dict[str, list[float]], ...] = ({}, {}, {}, {})
+    for number, name in enumerate(model.encoding.names):
+        if not len(seen[name][0].tokens) or not len(covered[name][0].tokens):
+            continue
+        spoilt = {**views, **collate([""], {name: covered[name]}, device=device).views}
+        hidden = trust(model, spoilt, tokens, heads=True)[0, :length]
+        for part, weights in zip(parts[:2], (clean, hidden), strict=True):
+            part[name] = weights[step, :, number].tolist()
+        for part, weights in zip(parts[2:], (clean, hidden), strict=True):
+            part[name] = weights[others, :, number].mean(dim=1).tolist() if others else []
+    return Masked(*parts)
+
+
+@torch.no_grad()
+def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Tensor:
+    """(B, T, V), or (B, T, H, V): weights of the last decoder layer at each step of whole captions (B, 1, T)"""
+    device = next(model.parameters()).device
+    decoded = model({name: view.to(device) for name, view in views.items()}, tokens.to(device))
+    assert decoded.weights is not None
+    last = decoded.weights[:, 0, :, -1].cpu()
+    return last if heads else last.mean(dim=2)
+
+
+def _words(captioner: Captioner, captions: Sequence[Caption]) -> tuple[Tensor, list[int]]:
+    """What the model read while it wrote them: (B, 1, T) tokens, <bos> first; and their lengths"""
+    ids = [[captioner.vocabulary.ids.get(word.text, UNK) for word in caption.words] for caption in captions]
+    longest = max(map(len, ids), default=1) or 1
+    tokens = torch.full((len(ids), 1, longest), BOS)
+    for row, words in enumerate(ids):
+        tokens[row, 0, 1 : len(words)] = torch.tensor(words[:-1], dtype=torch.int64)
+    return tokens, [len(words) for words in ids]
+
+
+def _zeroed(view: Any, share: float, generator: torch.Generator) -> Any:
+    """A share of each photo's real tokens zeroed, which ones by chance"""
+    luck = torch.rand(view.mask.shape, generator=generator).masked_fill(~view.mask, 2.0)
+    rank = luck.argsort(dim=1).argsort(dim=1)
+    gone = rank < (share * view.mask.sum(dim=1, keepdim=True)).round()
+    return replace(view, tokens=view.tokens.masked_fill(gone[..., None], 0.0))
+
+
+def _by_step(weights: Sequence[Sequence[float]], least: int = 20) -> list[float]:
+    """Mean at each step that at least some captions reach"""
+    longest = max(map(len, weights))
+    steps = [[steps[at] for steps in weights if len(steps) > at] for at in range(longest)]
+    return [float(np.mean(values)) for values in steps if len(values) >= min(least, len(weights))]
+
+
+def _object(objects: PhotoView, caption: Caption) -> tuple[int, tuple[float, ...]] | None:
+    """The step and box of the largest object that the caption names"""
+    assert objects.boxes is not None
+    names = class_names()
+    found: list[tuple[float, int, tuple[float, ...]]] = []
+    for step, word in enumerate(caption.words):
+        for named in mentioned([word.text], names):
+            for label, box in zip(objects.labels or (), objects.boxes.tolist(), strict=True):
+                if named in mentioned([label], names):
+                    found.append(((box[2] - box[0]) * (box[3] - box[1]), step, tuple(box)))
+    if not found:
+        return None
+    _, step, box = max(found)
+    return step, box
+
+
+def _covered(image: Image.Image, box: Sequence[float], cover: str) -> Image.Image:
+    left, top, right, bottom = (
+        round(side * extent) for side, extent in zip(box, (image.width, image.height) * 2, strict=True)
+    )
+    left, top = min(left, image.width - 1), min(top, image.height - 1)
+    place = (left, top, max(right, left + 1), max(bottom, top + 1))
+    result = image.copy()
+    if cover == "grey":
+        result.paste((128, 128, 128), place)
+    else:
+        result.paste(image.crop(place).filter(ImageFilter.GaussianBlur(max(image.size) / 12)), place)
+    return result
+
+
+def draw(file: Path, study: Mapping[str, Any]) -> None:
+    """The paper's figure: of noise, weights at each step and by share; of masks, weights of each head"""
+    noise = "steps" in next(iter(study.values()))
+    figure = new_figure(3.6 * len(study), 6 if noise else 3.4)
+    axes = figure.subplots(2 if noise else 1, len(study), squeeze=False)
+    for column, (name, found) in enumerate(study.items()):
+        top = axes[0][column]
+        top.set_title(name)
+        if noise:
+            for label, style in (("clean", "o-"), ("noised", "s--")):
+                weights = found["steps"][label]
+                top.plot(range(1, 1 + len(weights)), weights, style, label=label, markersize=3)
+            top.set_xlabel("step")
+            below, shares = axes[1][column], found["shares"]
+            at = [100 * float(share) for share in shares]
+            below.plot(at, [one["disturbed"] for one in shares.values()], "o-", markersize=3)
+            below.set_xlabel("tokens zeroed, %")
+            below.set_ylabel("weight of the view")
+        else:
+            heads = range(1, 1 + len(found["heads"]))
+            top.bar([head - 0.2 for head in heads], [one["clean"] for one in found["heads"]], 0.4, label="clean")
+            top.bar([head + 0.2 for head in heads], [one["disturbed"] for one in found["heads"]], 0.4, label="masked")
+            top.set_xlabel("head")
+        top.set_ylabel("weight of the view")
+        top.set_ylim(bottom=0)
+        top.legend()
+    figure.savefig(file, format="png", dpi=150)

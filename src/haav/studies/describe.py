@@ -1,0 +1,151 @@
+"""What a configuration is made of and what it costs, counted while the real modules run on one blank photo.
+
+FLOPs are those of the matrix products that are executed, two per multiply-add; weights are never filled in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from haav.config import Config, ModelConfig
+from haav.data.collate import blank_view
+from haav.generate.loop import CaptionModel
+from haav.model.build import build_contrast, build_model
+from haav.model.ensemble import Ensemble
+from haav.model.haav import Haav
+from haav.text import BOS
+from haav.types import ViewSpec
+
+GROWTH = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs for one photo, its views at their longest."""
+
+    encoding: int
+    """views → encoded views"""
+    encoding_attention: int
+    """the part of it that is attention scores and mixing"""
+    memory: int
+    """cross-attention keys and values, once a photo"""
+    step: int
+    """one word of one caption, the first"""
+
+
+@dataclass(frozen=True)
+class Description:
+    encoding: str
+    aggregator: str
+    contrastive: bool
+    parameters: int
+    """all that is trained, the contrastive head included"""
+    inference_parameters: int
+    parts: dict[str, int]
+    views: dict[str, ViewSpec]
+    flops: Cost
+    growth: dict[int, Cost]
+    """cost against the number of equal views"""
+    exponents: dict[str, float]
+    """the power of V with which each cost grows: 1 is linear, 2 quadratic"""
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def describe(config: Config) -> Description:
+    with torch.device("meta"):
+        model = build_model(config.model)
+        parts = _parts(model)
+        inference = sum(parts.values())
+        if config.contrast.enabled:
+            assert isinstance(model, Haav)
+            head = build_contrast(model.encoding, config.model, config.contrast).projector
+            parts["contrastive head (training only)"] = _size(head)
+    growth = {count: cost(with_equal_views(config.model, count)) for count in GROWTH}
+    return Description(
+        encoding=config.model.encoding,
+        aggregator=config.model.aggregator,
+        contrastive=bool(config.contrast.enabled),
+        parameters=sum(parts.values()),
+        inference_parameters=inference,
+        parts=parts,
+        views=config.model.views,
+        flops=cost(config.model),
+        growth=growth,
+        exponents={
+            name: _exponent([asdict(growth[count])[name] for count in (4, 8, 16)]) for name in asdict(growth[1])
+        },
+    )
+
+
+def _exponent(costs: list[int]) -> float:
+    """From costs at V, 2V, 4V; increments, so that a constant part does not count."""
+    first, second = costs[1] - costs[0], costs[2] - costs[1]
+    return round(math.log2(second / first), 3) if first and second else 0.0
+
+
+def cost(config: ModelConfig) -> Cost:
+    model: CaptionModel
+    with torch.device("meta"):
+        network = build_model(config).eval()
+    model = network.to_empty(device="cpu")
+    views = {name: blank_view(spec) for name, spec in config.views.items()}
+    word = torch.full((1, 1, 1), BOS)
+    with torch.no_grad():
+        with _Products() as encoding:
+            encoded = model.encode(views)
+        with _Products() as memory:
+            cache = model.start(encoded)
+        with _Products() as step:
+            model.decode(word, cache)
+    return Cost(encoding.total, encoding.batched, memory.total, step.total)
+
+
+class _Products(TorchDispatchMode):
+    """Counts the FLOPs of matrix products; batched ones are attention, the others linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.batched = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            self.total += flops
+            if packet is torch.ops.aten.bmm:
+                self.batched += flops
+        return result
+
+
+def with_equal_views(config: ModelConfig, count: int) -> ModelConfig:
+    """The same model with `count` views, each like its longest one."""
+    longest = max(config.views.values(), key=lambda spec: spec.max_tokens)
+    return replace(config, views={f"view{number}": longest for number in range(count)})
+
+
+def _parts(model: Haav | Ensemble) -> dict[str, int]:
+    """Trainable parameters by part, summed over the members of an ensemble."""
+    parts = dict.fromkeys(["view projections", "encoder", "decoder layers", "word embedding", "word output"], 0)
+    for member in model.members:
+        decoder = member.decoder
+        projections = _size(member.encoding.embed)
+        parts["view projections"] += projections
+        parts["encoder"] += _size(member.encoding) - projections
+        parts["decoder layers"] += _size(decoder.layers)
+        parts["word embedding"] += _size(decoder.words)
+        parts["word output"] += _size(decoder.output)
+    return parts
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

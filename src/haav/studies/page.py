@@ -1,0 +1,44 @@
+"""Explanations to look at: one HTML file a photo that needs nothing else, no network either."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from PIL import Image
+
+SIDE = 900
+"""pixels of the longest side of a photo in a page"""
+
+
+@cache
+def part(name: str) -> str:
+    """A file of `templates`"""
+    return resources.files("haav.studies").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def render(title: str, image: Image.Image, explanation: dict[str, Any]) -> str:
+    """The page of a photo by its explanation as `Explanation.to_json` gives it"""
+    data = json.dumps({"title": title, "image": data_uri(image), **explanation}, ensure_ascii=False)
+    # A script ends at the first "</", also within a string: captions must not be able to end it.
+    return (
+        part("explain.html")
+        .replace("{{title}}", html.escape(title))
+        .replace("{{style}}", part("style.css"))
+        .replace("{{script}}", part("explain.js"))
+        .replace("{{data}}", data.replace("<", "\\u003c"))
+    )
+
+
+def data_uri(image: Image.Image) -> str:
+    """The picture itself as an address"""
+    small = image.copy()
+    small.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import torch
+
+from haav.types import PhotoView, ViewSpec
+from haav.views.base import Extractor, PhotoBatch, extractors
+from haav.views.embedded import regions
+from haav.views.embedded.pooling import squares
+
+SIDE = 5
+
+
+@extractors.register("cells")
+class CellsExtractor(Extractor):
+    """A coarse grid, 5 × 5, each cell described by both networks: fewer tokens than `grid`, each of which says more."""
+
+    name = "cells"
+    licence = regions.LICENCE
+    weights = regions.WEIGHTS
+    spec = ViewSpec(regions.WIDTH, SIDE**2, indices={"row": SIDE, "column": SIDE})
+
+    @property
+    def fingerprint(self) -> str:
+        return regions.fingerprint()
+
+    def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        cells = torch.arange(SIDE**2)
+        indices = {"row": cells // SIDE, "column": cells % SIDE}
+        return [PhotoView(tokens, indices) for tokens in regions.describe_regions(photos, squares(SIDE), self.device)]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from haav.types import PhotoView, ViewSpec
+from haav.views.base import Extractor, PhotoBatch, extractors
+from haav.views.embedded import efficientnet, yolo
+from haav.views.embedded.grid import grid_map
+from haav.views.embedded.objects import detections
+from haav.views.embedded.pooling import pool
+
+FIVE, NINE = 0.6, 0.4
+"""sides of the crops: four corners and the centre at 0.6, three by three at 0.4, as the paper's base model has them"""
+
+
+def crops() -> Tensor:
+    """(15, 4): the whole photo, then five crops, then nine"""
+    whole = [(0.0, 0.0, 1.0, 1.0)]
+    ends, middle = (0.0, 1 - FIVE), (1 - FIVE) / 2
+    five = [(x, y) for y in ends for x in ends] + [(middle, middle)]
+    nine = [(x * (1 - NINE) / 2, y * (1 - NINE) / 2) for y in range(3) for x in range(3)]
+    return torch.tensor(
+        whole + [(x, y, x + FIVE, y + FIVE) for x, y in five] + [(x, y, x + NINE, y + NINE) for x, y in nine]
+    )
+
+
+CROPS = {"whole": slice(0, 1), "five": slice(1, 6), "nine": slice(6, 15)}
+
+
+WIDTH = efficientnet.WIDTH + yolo.DEEP[0] + yolo.FINE[0]
+LICENCE = f"{efficientnet.LICENCE}, {yolo.LICENCE}"
+WEIGHTS = (efficientnet.WEIGHTS, yolo.WEIGHTS)
+
+
+def fingerprint() -> str:
+    """Of both networks"""
+    return f"efficientnet-lite2-{efficientnet.fingerprint()}-yolov4-tiny-{yolo.fingerprint()}-1"
+
+
+def describe_regions(photos: PhotoBatch, boxes: Tensor, device: str = "cpu") -> list[Tensor]:
+    """boxes (N, 4) as fractions → for each photo (N, 2048): both networks' maps of the whole photo under each box"""
+    found = detections(photos, device)
+    parts = [pool(features, boxes) for features in (grid_map(photos, device), found.deep, found.fine)]
+    return list(torch.cat(parts, dim=2))
+
+
+@extractors.register("regions")
+class RegionsExtractor(Extractor):
+    """The photo and its crops, each described by both networks: what retrieval searches with.
+
+    A crop is pooled from the maps of the whole photo instead of being run through the networks again:
+    fifteen crops for the price of none.
+    """
+
+    name = "regions"
+    licence = LICENCE
+    weights = WEIGHTS
+    spec = ViewSpec(WIDTH, 15, boxes=True)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint()
+
+    def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        boxes = crops()
+        return [PhotoView(tokens, boxes=boxes) for tokens in describe_regions(photos, boxes, self.device)]

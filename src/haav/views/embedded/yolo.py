@@ -1,0 +1,171 @@
+"""YOLOv4-tiny (COCO, 80 classes) read from its darknet files into plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haav import weights as frozen
+from haav.errors import ViewError
+from haav.views.base import load_once
+from haav.views.embedded.folded import FoldedConv, fold
+
+SIZE = 416
+LICENCE = "MIT"
+WEIGHTS = "yolov4-tiny"
+EPS = 1e-5  # darknet's 1e-6 is added outside the root there; at these variances the difference is below 1e-6
+DEEP, FINE = (512, 13), (256, 26)
+"""(channels, side) of the two maps that the detection heads read"""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Raw output of the network for a batch, before thresholds and suppression."""
+
+    boxes: Tensor
+    """(B, N, 4): x1, y1, x2, y2 as fractions of the picture, not clipped"""
+    scores: Tensor
+    """(B, N, 80): objectness × class probability"""
+    deep: Tensor
+    """(B, 512, 13, 13)"""
+    fine: Tensor
+    """(B, 256, 26, 26)"""
+
+    def cpu(self) -> Detections:
+        return Detections(self.boxes.cpu(), self.scores.cpu(), self.deep.cpu(), self.fine.cpu())
+
+
+class YoloTiny(nn.Module):
+    """Runs the layers of a darknet config one by one, keeping the outputs that later layers route to."""
+
+    def __init__(self, sections: list[dict[str, str]], weights: np.ndarray) -> None:
+        super().__init__()
+        self.sections = sections
+        self.convs = nn.ModuleDict()
+        at, channels, depths = 0, 3, []
+        for number, section in enumerate(sections):
+            kind = section["type"]
+            if kind == "convolutional":
+                conv, used = _read_conv(section, channels, weights[at:])
+                at += used
+                self.convs[str(number)] = conv
+                channels = int(section["filters"])
+            elif kind == "route":
+                parts = [depths[index] for index in _routes(section, number)]
+                channels = sum(parts) // int(section.get("groups", 1))
+            depths.append(channels)
+        if at != len(weights):
+            raise ViewError(f"darknet weights hold {len(weights)} numbers, the config takes {at}.")
+        self.needed = {index for number, section in enumerate(sections) for index in _routes(section, number)}
+
+    def forward(self, pixels: Tensor) -> Detections:
+        """pixels (B, 3, 416, 416) uint8 RGB"""
+        x = pixels.float().div_(255).contiguous(memory_format=torch.channels_last)
+        outputs: dict[int, Tensor] = {}
+        heads: list[tuple[Tensor, Tensor]] = []
+        maps: dict[int, Tensor] = {}
+        for number, section in enumerate(self.sections):
+            kind = section["type"]
+            if kind == "convolutional":
+                if section["activation"] == "linear":
+                    maps[int(x.shape[-1])] = x  # what a head reads: the richest description at its resolution
+                x = self.convs[str(number)](x)
+            elif kind == "maxpool":
+                x = F.max_pool2d(x, int(section["size"]), int(section["stride"]))
+            elif kind == "upsample":
+                x = F.interpolate(x, scale_factor=int(section["stride"]), mode="nearest")
+            elif kind == "route":
+                x = torch.cat([outputs[index] for index in _routes(section, number)], dim=1)
+                if "groups" in section:
+                    x = x.chunk(int(section["groups"]), dim=1)[int(section["group_id"])]
+            elif kind == "yolo":
+                heads.append(_decode(x, section))
+            if number in self.needed:
+                outputs[number] = x
+        boxes, scores = (torch.cat(parts, dim=1) for parts in zip(*heads, strict=True))
+        return Detections(boxes, scores, deep=maps[DEEP[1]], fine=maps[FINE[1]])
+
+
+def _decode(x: Tensor, section: dict[str, str]) -> tuple[Tensor, Tensor]:
+    """A head's map (B, 3·85, H, W) → boxes (B, 3HW, 4) and scores (B, 3HW, 80)."""
+    chosen = [int(index) for index in section["mask"].split(",")]
+    numbers = torch.tensor([float(number) for number in section["anchors"].split(",")]).view(-1, 2)
+    anchors = numbers[chosen].to(x.device) / SIZE
+    stretch = float(section["scale_x_y"])
+    batch, _, height, width = x.shape
+    cells = x.view(batch, len(chosen), 85, height, width).permute(0, 1, 3, 4, 2)
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    offsets = torch.stack([columns, rows], dim=-1).to(x)
+    centres = (cells[..., :2].sigmoid() * stretch - (stretch - 1) / 2 + offsets) / torch.tensor([width, height]).to(x)
+    sizes = cells[..., 2:4].exp() * anchors[:, None, None]
+    boxes = torch.cat([centres - sizes / 2, centres + sizes / 2], dim=-1)
+    scores = cells[..., 4:5].sigmoid() * cells[..., 5:].sigmoid()
+    return boxes.flatten(1, 3), scores.flatten(1, 3)
+
+
+def _routes(section: dict[str, str], number: int) -> list[int]:
+    """Absolute numbers of the layers that a route joins."""
+    if section["type"] != "route":
+        return []
+    indices = [int(index) for index in section["layers"].split(",")]
+    return [index if index >= 0 else number + index for index in indices]
+
+
+def _read_conv(section: dict[str, str], channels: int, weights: np.ndarray) -> tuple[FoldedConv, int]:
+    filters, size = int(section["filters"]), int(section["size"])
+    normed = section.get("batch_normalize") == "1"
+    vectors = 4 if normed else 1
+    count = filters * (vectors + channels * size * size)
+    if count > len(weights):
+        raise ViewError("the darknet weights file ends too early: it is truncated.")
+    numbers = torch.from_numpy(weights[:count].copy())
+    parts = numbers[: vectors * filters].view(vectors, filters)
+    kernel = numbers[vectors * filters :].view(filters, channels, size, size)
+    weight, bias = kernel, parts[0]
+    if normed:
+        beta, gamma, mean, variance = parts
+        weight, bias = fold(kernel, gamma, beta, mean, variance, EPS)
+    activation = "leaky" if section["activation"] == "leaky" else "none"
+    return FoldedConv(weight, bias, int(section["stride"]), 1, activation, padding=size // 2), count
+
+
+def read_sections(text: str) -> list[dict[str, str]]:
+    """Darknet's config: `[kind]` and `key = value` lines; the first section describes the input."""
+    sections: list[dict[str, str]] = []
+    for line in text.splitlines():
+        line = line.split("#")[0].strip()
+        if line.startswith("["):
+            sections.append({"type": line.strip("[]")})
+        elif line:
+            key, _, value = line.partition("=")
+            sections[-1][key.strip()] = value.strip()
+    return sections[1:]
+
+
+def folder() -> Path:
+    return frozen.locate(WEIGHTS)
+
+
+def fingerprint() -> str:
+    return frozen.find(WEIGHTS).fingerprint
+
+
+@cache
+def class_names() -> tuple[str, ...]:
+    return tuple((folder() / "coco.names").read_text().split("\n")[:80])
+
+
+@load_once
+def load_yolo(device: str = "cpu") -> YoloTiny:
+    sections = read_sections((folder() / "yolov4-tiny.cfg").read_text())
+    with open(folder() / "yolov4-tiny.weights", "rb") as file:
+        version = np.fromfile(file, dtype=np.int32, count=3)
+        file.seek(20 if version[0] * 10 + version[1] >= 2 else 16)
+        weights = np.fromfile(file, dtype=np.float32)
+    return YoloTiny(sections, weights).eval().to(device)

@@ -1,0 +1,131 @@
+"""Text views: the sentences nearest to a photo and to its crops, by the learned bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from haav.errors import ViewError
+from haav.provenance import check_made_by
+from haav.types import PhotoView, ViewSpec
+from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors, weights_of
+from haav.views.embedded.regions import CROPS
+from haav.views.retrieval.bridge import CrossFitted
+from haav.views.retrieval.textdb import TextDatabase
+
+
+def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
+    count = len(range(15)[CROPS[crops]])
+    return ViewSpec(textdb.vectors.shape[1], count * per_crop, indices={"crop": count, "rank": per_crop})
+
+
+def nearest_texts(textdb: TextDatabase, queries: Tensor, photos: Sequence[str], per_crop: int) -> list[PhotoView]:
+    """queries (B, crops, D) of the named photos → their nearest sentences, never their own captions"""
+    crops = queries.shape[1]
+    askers: list[str | None] = [photo for photo in photos for _ in range(crops)]
+    _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=askers)
+    places = torch.arange(crops * per_crop)
+    return [
+        PhotoView(
+            textdb.vectors[own],
+            indices={"crop": places // per_crop, "rank": places % per_crop},
+            labels=tuple(textdb.entries[row].sentence for row in own.tolist()),
+        )
+        for own in rows.view(len(photos), crops * per_crop)
+    ]
+
+
+class TextExtractor(Extractor):
+    """Tokens are the vectors of the retrieved sentences, labels the sentences.
+
+    Guards: a photo never gets its own captions, and is served by a bridge that has not seen it.
+    """
+
+    licence = "of the captions in the text database"
+    needs, gives = ("bridge", "textdb"), ("sentences",)
+    crops: str
+    per_crop: int
+
+    def __init__(
+        self,
+        bridge: str | CrossFitted | None = None,
+        textdb: str | TextDatabase | None = None,
+        clip_source: str | None = None,
+        precision: str = "auto",
+        device: str = "cpu",
+    ) -> None:
+        """The last three: of the view that the bridge starts from"""
+        super().__init__(device)
+        self.options = {"clip_source": clip_source, "precision": precision, "device": device}
+        if bridge is None or textdb is None:
+            raise ViewError(
+                f"view '{self.name}' needs a bridge and a text database.\n"
+                "  Make them with: haav textdb build, haav bridge; then give --bridge DIR --textdb DIR.\n"
+                "  A model that is to caption photos needs them in its directory: haav pack."
+            )
+        self.bridge = _load_bridge(bridge) if isinstance(bridge, str) else bridge
+        self.textdb = load_textdb(textdb) if isinstance(textdb, str) else textdb
+        if self.bridge.encoder != self.textdb.encoder:
+            raise ViewError(
+                f"the bridge leads to vectors of {self.bridge.encoder}, the text database holds those of "
+                f"{self.textdb.encoder}: make both with one sentence encoder."
+            )
+        self.spec = text_spec(self.textdb, self.crops, self.per_crop)
+        self.reads = {self.bridge.view: self.bridge.made_by}
+
+    @classmethod
+    def weights_with(cls, **options: Any) -> tuple[str, ...]:
+        bridge = options.get("bridge")
+        return () if bridge is None else weights_of([_load_bridge(str(bridge)).view])
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint(self.bridge.fingerprint, self.textdb.fingerprint)
+
+    @property
+    def origin(self) -> str:
+        return self._fingerprint(self.bridge.origin, self.textdb.origin)
+
+    def _fingerprint(self, bridge: str, textdb: str) -> str:
+        return f"bridge-{bridge}-textdb-{textdb}-{self.crops}-{self.per_crop}"
+
+    def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        regions = photos.once(self.bridge.view, lambda: self._regions.extract(photos))
+        features = torch.stack([view.tokens[CROPS[self.crops]] for view in regions])
+        return nearest_texts(self.textdb, self.bridge(features, photos.ids), photos.ids, self.per_crop)
+
+    @cached_property
+    def _regions(self) -> Extractor:
+        """What the bridge was trained on, for photos whose features no store holds"""
+        extractor = build_extractor(self.bridge.view, **self.options)
+        check_made_by(self.reads, {extractor.name: extractor.origin}, "the one installed", "the bridge")
+        return extractor
+
+
+@extractors.register("text_whole")
+class TextWholeExtractor(TextExtractor):
+    name, crops, per_crop = "text_whole", "whole", 16
+
+
+@extractors.register("text_five")
+class TextFiveExtractor(TextExtractor):
+    name, crops, per_crop = "text_five", "five", 4
+
+
+@extractors.register("text_nine")
+class TextNineExtractor(TextExtractor):
+    name, crops, per_crop = "text_nine", "nine", 2
+
+
+@cache
+def _load_bridge(path: str) -> CrossFitted:
+    return CrossFitted.load(path)
+
+
+@cache
+def load_textdb(path: str) -> TextDatabase:
+    return TextDatabase.load(path)
