@@ -8,8 +8,9 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from PIL import Image
 import haav
 from haav import pretrained
 from haav.cli.main import main
-from haav.errors import CheckpointError, ConfigError, DataError
+from haav.config import DecodeConfig
+from haav.errors import CheckpointError, ConfigError, DataError, ImageError
 from haav.inference import stream
 from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
@@ -154,13 +156,13 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     first, *rest = whole.splitlines(keepends=True)
     out.write_text(first + rest[0][:20])  # cut off while writing the second line
     asked: list[str] = []
-    plain = stream.caption_all
+    plain = Captioner.stream
 
-    def watched(tool: Captioner, items: list[stream.Item], *rest: int, **options: object) -> object:
+    def watched(tool: Captioner, items: list[stream.PhotoItem], *rest: Any) -> object:
         asked.extend(item.name for item in items)
-        return plain(tool, items, *rest, **options)
+        return plain(tool, items, *rest)
 
-    monkeypatch.setattr(stream, "caption_all", watched)
+    monkeypatch.setattr(Captioner, "stream", watched)
     assert main(words) == 1
     assert json.loads(first)["image"] not in asked
     assert len(asked) == 2
@@ -209,16 +211,16 @@ def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
 
 def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = captioner.look
+    plain = captioner.extract
 
     def look(images: list[Image.Image], views: list[str] | None = None) -> object:
         sizes.append(len(images))
         return plain(images, views)
 
-    monkeypatch.setattr(captioner, "look", look)
+    monkeypatch.setattr(captioner, "extract", look)
     cat = (SAMPLES / "cat.jpg").read_bytes()
-    items = [stream.Item(str(number), lambda: cat) for number in range(11)]
-    assert len(list(stream.caption_all(captioner, items, 10))) == 11
+    items = [stream.PhotoItem(str(number), lambda: cat) for number in range(11)]
+    assert len(list(captioner.stream(items, batch=10))) == 11
     assert sizes == [10, 1]
 
 
@@ -226,12 +228,12 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 def test_batches_side_by_side_say_what_they_say_one_by_one(captioner: Captioner, options: dict[str, object]) -> None:
     good = [file.read_bytes() for file in sorted(SAMPLES.glob("*.jpg"))]
     photos = [b"broken" if number == 2 else good[number % len(good)] for number in range(7)]
-    items = [stream.Item(str(number), lambda data=data: data) for number, data in enumerate(photos)]
+    items = [stream.PhotoItem(str(number), lambda data=data: data) for number, data in enumerate(photos)]
     found: list[object] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        rows = [row.to_json() for row in stream.caption_all(captioner, items, 2, **options)]
+        rows = [row.to_json() for row in captioner.stream(items, haav.CaptionOptions(**options), 2)]
         captions = [caption.text for caption in captioner.caption(photos[3:], batch=2, **options)]
         found.append(([(row["image"], row.get("caption"), row.get("error")) for row in rows], captions))
     torch.set_num_threads(1)
@@ -289,7 +291,70 @@ def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> N
 
 def test_a_model_of_other_features_is_refused(model: Path, tmp_path: Path) -> None:
     tool = haav.load(model)
-    assert tool.eyes is not None
-    tool.eyes.specs["cells"] = replace(tool.eyes.specs["cells"], dim=7)
+    assert tool.extractors is not None
+    tool.extractors.specs["cells"] = replace(tool.extractors.specs["cells"], dim=7)
     with pytest.raises(CheckpointError, match="another 'cells'"):
         tool.caption(SAMPLES / "cat.jpg")
+
+
+def test_a_picture_may_be_a_file_a_tensor_or_one_of_a_batch(captioner: Captioner, folder: Path) -> None:
+    path = folder / "a.jpg"
+    expected = captioner.caption(path).text
+    pixels = np.asarray(load_image(path))
+    with open(path, "rb") as file:
+        assert captioner.caption(file).text == expected
+    assert captioner.caption(io.BytesIO(path.read_bytes())).text == expected
+    assert captioner.caption(torch.from_numpy(pixels.copy()).permute(2, 0, 1)).text == expected
+    assert [caption.text for caption in captioner.caption(np.stack([pixels, pixels]))] == [expected, expected]
+    assert captioner.caption(path, views="cells") == captioner.caption(path, views=["cells"])
+    for wrong in (3, None, {"a": 1}):
+        with pytest.raises(ImageError, match=f"of type {type(wrong).__name__} is not a photo"):
+            captioner.caption(wrong)  # type: ignore[call-overload]
+    with pytest.raises(ImageError, match="open as text"):
+        captioner.caption(io.StringIO("text"))  # type: ignore[call-overload]
+
+
+def test_a_bad_photo_among_many_stops_the_others_only_if_asked(captioner: Captioner, folder: Path) -> None:
+    photos = [folder / "a.jpg", folder / "broken.jpg", folder / "deep" / "cat.png"]
+    with pytest.raises(ImageError, match="broken.jpg"):
+        captioner.caption(photos)
+    first, error, last = captioner.caption(photos, errors="return")
+    assert isinstance(error, ImageError)
+    assert isinstance(first, Caption)
+    assert isinstance(last, Caption)
+    with pytest.raises(ConfigError, match="unknown value of errors 'skip'"):
+        captioner.caption(photos, errors="skip")  # type: ignore[call-overload]
+
+
+def test_explaining_extracts_a_photo_once(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extracted: list[int] = []
+    plain = Captioner.extract
+
+    def watched(tool: Captioner, images: list[Image.Image], *rest: Any) -> object:
+        extracted.append(len(images))
+        return plain(tool, images, *rest)
+
+    monkeypatch.setattr(Captioner, "extract", watched)
+    words = ["caption", str(folder / "a.jpg"), "--model", str(model), "--explain", str(tmp_path / "why")]
+    assert main(words) == 0
+    assert extracted == [1]
+    assert (tmp_path / "why" / "a.html").exists()
+
+
+def test_a_caption_prints_as_its_text_and_its_words_know_their_tokens(captioner: Captioner, folder: Path) -> None:
+    caption = captioner.caption(folder / "a.jpg")
+    assert str(caption) == caption.text
+    assert repr(caption) == f"Caption({caption.text!r}, confidence={caption.confidence:.2f})"
+    assert [captioner.vocabulary.words[word.token] for word in caption.words] == caption.text.split()
+
+
+def test_options_are_every_decode_setting_and_misspelt_ones_are_suggested(captioner: Captioner) -> None:
+    named = {field.name: str(field.type) for field in fields(haav.CaptionOptions)}
+    for field in fields(DecodeConfig):
+        assert named[field.name] == f"{field.type} | None", "a decode setting can be asked for"
+    with pytest.raises(ConfigError, match="unknown setting 'beem'. Did you mean 'beam'"):
+        captioner.caption(SAMPLES / "cat.jpg", beem=3)
+    with pytest.raises(ConfigError, match="'beam' must be at least 1, not 0"):
+        captioner.caption(SAMPLES / "cat.jpg", haav.CaptionOptions(beam=0))

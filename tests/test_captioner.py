@@ -168,7 +168,7 @@ def test_captioner_refuses_what_cannot_work() -> None:
         ({"must": "w9"}, "must takes a list of words: must=['w9']"),
         ({"never": "w9"}, "never takes a list of words"),
         ({"must": ["<eos>"]}, "does not know the word '<eos>'"),
-        ({"n_best": 6}, "6 captions a photo need decode.beam of at least 6, not 5"),
+        ({"n_best": 6}, "6 captions per photo need decode.beam of at least 6, not 5"),
         ({"must": ["w6", "w7", "w8"], "max_words": 3}, "no caption says all that must be said"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -179,7 +179,7 @@ def test_captioner_refuses_what_cannot_work() -> None:
 
 
 def test_a_notebook_shows_words_over_their_weights_and_runs_nothing() -> None:
-    word = Word("<b>", -0.1, 0.5, {"grid": 0.25, "text": 0.75})
+    word = Word("<b>", 5, -0.1, 0.5, {"grid": 0.25, "text": 0.75})
     shown = Caption("<b>", (word,), -0.1, 0.5)._repr_html_()
     assert "&lt;b&gt;" in shown
     assert "<b>" not in shown

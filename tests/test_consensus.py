@@ -78,7 +78,7 @@ def test_agreement_by_hand() -> None:
 
 
 def caption_of(text: str, logprob: float) -> Caption:
-    return Caption(text, tuple(Word(word, 0.0, 0.5, None) for word in text.split()), logprob, 0.5)
+    return Caption(text, tuple(Word(word, 0, 0.0, 0.5, None) for word in text.split()), logprob, 0.5)
 
 
 def test_the_weight_decides_between_probability_and_agreement() -> None:
@@ -103,32 +103,36 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
 
 def test_a_captioner_weighs_its_beams_against_what_it_retrieved(captioner: Captioner) -> None:
     images = [load_image(SAMPLES / name) for name in ("cat.jpg", "coffee.jpg")]
-    seen = captioner.look(images)
-    plain = captioner.caption_seen(seen, beam=6, n_best=6)
+    seen = captioner.extract(images)
+    plain = captioner.caption_extracted(seen, haav.CaptionOptions(beam=6, n_best=6))
     wanted = [own.n_best[3].text for own in plain]
     told = [replace(view, labels=(text,) * 16) for view, text in zip(seen["text_whole"], wanted, strict=True)]
-    found = captioner.caption_seen({**seen, "text_whole": told}, beam=6, consensus=1000.0)
+    found = captioner.caption_extracted({**seen, "text_whole": told}, haav.CaptionOptions(beam=6, consensus=1000.0))
     assert [caption.text for caption in found] == wanted
     assert {caption.text for caption in found} != {caption.text for caption in plain}
-    several = captioner.caption_seen({**seen, "text_whole": told}, beam=6, n_best=6, consensus=1000.0)
+    several = captioner.caption_extracted(
+        {**seen, "text_whole": told}, haav.CaptionOptions(beam=6, n_best=6, consensus=1000.0)
+    )
     for mine, theirs in zip(several, plain, strict=True):
         both = [[one.text for one in (own, *own.n_best)] for own in (mine, theirs)]
         assert sorted(both[0]) == sorted(both[1]), "the same captions in another order"
-    assert [own.text for own in captioner.caption_seen({**seen, "text_whole": told}, beam=6)] == [
-        own.text for own in plain
-    ], "off unless asked for"
+    assert [
+        own.text for own in captioner.caption_extracted({**seen, "text_whole": told}, haav.CaptionOptions(beam=6))
+    ] == [own.text for own in plain], "off unless asked for"
     without = {name: views for name, views in seen.items() if name != "text_whole"}
-    assert [own.text for own in captioner.caption_seen(without, beam=6, consensus=1000.0)] == [
-        own.text for own in captioner.caption_seen(without, beam=6)
-    ], "nothing to agree with"
+    assert [
+        own.text for own in captioner.caption_extracted(without, haav.CaptionOptions(beam=6, consensus=1000.0))
+    ] == [own.text for own in captioner.caption_extracted(without, haav.CaptionOptions(beam=6))], (
+        "nothing to agree with"
+    )
 
 
 def test_class_names_of_objects_are_no_sentences(captioner: Captioner) -> None:
     boxes = PhotoView(torch.randn(1, 849), boxes=torch.rand(1, 4), labels=("cat",))
-    cells = captioner.look([load_image(SAMPLES / "cat.jpg")], ["cells"])["cells"]
+    cells = captioner.extract([load_image(SAMPLES / "cat.jpg")], ["cells"])["cells"]
     seen = {"objects": [boxes], "cells": cells}
-    loud = captioner.caption_seen(seen, consensus=1000.0)
-    assert loud[0].text == captioner.caption_seen(seen)[0].text
+    loud = captioner.caption_extracted(seen, haav.CaptionOptions(consensus=1000.0))
+    assert loud[0].text == captioner.caption_extracted(seen)[0].text
 
 
 def test_labels_pass_through_a_batch_and_are_left_out_where_there_are_none() -> None:
@@ -145,7 +149,7 @@ def test_an_export_weighs_as_its_model_does(captioner: Captioner, tmp_path: Path
 
     told = captioner.with_config(override(captioner.config, "decode", {"consensus": 40.0, "beam": 6}))
     told.save_pretrained(tmp_path / "model")
-    own = captioner.eyes.options if captioner.eyes else {}
+    own = captioner.extractors.options if captioner.extractors else {}
     pack(tmp_path / "model", tmp_path / "packed", own["bridge"], own["textdb"])
     export(tmp_path / "packed", tmp_path / "out")
     photos = sorted(SAMPLES.glob("*.jpg"))

@@ -61,8 +61,8 @@ def test_covering_changes_the_box_and_nothing_else() -> None:
 def test_the_mask_study_covers_for_one_view_at_a_time(captioner: Captioner) -> None:
     image = load_image(SAMPLES / "cat.jpg")
     assert mask_photo(captioner, image) is None, "a model of chance names no object"
-    seen, covered = captioner.look([image]), captioner.look([_covered(image, (0, 0, 1, 1), "grey")])
-    (caption,) = captioner.caption_seen(seen, min_words=3)
+    seen, covered = captioner.extract([image]), captioner.extract([_covered(image, (0, 0, 1, 1), "grey")])
+    (caption,) = captioner.caption_extracted(seen, haav.CaptionOptions(min_words=3))
     case = watch(captioner, captioner.model, seen, {**covered, "objects": seen["objects"]}, caption, step=1)
     found = mask_study([case, case])
     tokens = torch.tensor([[[2, *(captioner.vocabulary.ids[word.text] for word in caption.words[:-1])]]])
@@ -80,7 +80,7 @@ def test_the_mask_study_covers_for_one_view_at_a_time(captioner: Captioner) -> N
 def test_the_object_to_cover_is_the_largest_that_the_caption_names() -> None:
     boxes = torch.tensor([[0, 0, 0.2, 0.2], [0, 0, 0.5, 0.5], [0, 0, 1, 1]])
     objects = PhotoView(torch.zeros(3, 1), boxes=boxes, labels=("motorbike", "motorbike", "sofa"))
-    words = tuple(Word(text, -1.0, 0.5, None) for text in ("two", "motorcycles", "parked"))
+    words = tuple(Word(text, 0, -1.0, 0.5, None) for text in ("two", "motorcycles", "parked"))
     assert _object(objects, Caption("two motorcycles parked", words, -1.0, 0.5)) == (1, (0.0, 0.0, 0.5, 0.5))
     assert _object(objects, Caption("two", words[:1], -1.0, 0.5)) is None
 

@@ -16,6 +16,7 @@ from haav.cli.main import main
 from haav.data.collate import collate
 from haav.errors import ConfigError
 from haav.inference.captioner import Captioner
+from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
 from haav.studies.explain import _without, explain
@@ -32,14 +33,24 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
 
 @pytest.fixture(scope="module")
 def seen(captioner: Captioner) -> dict[str, list[PhotoView]]:
-    return captioner.look([load_image(SAMPLES / "cat.jpg"), load_image(SAMPLES / "motorcycles.jpg")])
+    return captioner.extract([load_image(SAMPLES / "cat.jpg"), load_image(SAMPLES / "motorcycles.jpg")])
+
+
+def captioned(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> list[CaptionedPhoto]:
+    """Photos with these views, as they come out of the stream"""
+    captions = captioner.caption_extracted(seen)
+    item = PhotoItem("photo", lambda: b"")
+    return [
+        CaptionedPhoto(item, views={name: views[number] for name, views in seen.items()}, caption=caption)
+        for number, caption in enumerate(captions)
+    ]
 
 
 def test_an_explanation_changes_nothing_and_its_shares_add_up(
     captioner: Captioner, seen: dict[str, list[PhotoView]]
 ) -> None:
-    plain = captioner.caption_seen(seen)
-    found = explain(captioner, seen)
+    plain = captioner.caption_extracted(seen)
+    found = explain(captioner, captioned(captioner, seen))
     assert [each.caption.text for each in found] == [caption.text for caption in plain]
     for each, caption in zip(found, plain, strict=True):
         assert [word.word for word in each.words] == caption.text.split()
@@ -55,7 +66,7 @@ def test_an_explanation_changes_nothing_and_its_shares_add_up(
 
 
 def test_places_are_cells_and_named_boxes(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> None:
-    cat = explain(captioner, seen)[0]
+    cat = explain(captioner, captioned(captioner, seen))[0]
     assert len(cat.views["cells"]) == 25
     assert cat.views["cells"][7].box == (0.4, 0.2, 0.6, 0.4)
     assert "cat" in {place.label for place in cat.views["objects"]}
@@ -64,7 +75,7 @@ def test_places_are_cells_and_named_boxes(captioner: Captioner, seen: dict[str, 
 def test_what_a_word_loses_is_its_probability_without_the_view(
     captioner: Captioner, seen: dict[str, list[PhotoView]]
 ) -> None:
-    (cat, _) = explain(captioner, seen)
+    (cat, _) = explain(captioner, captioned(captioner, seen))
     ids = [captioner.vocabulary.ids[word.word] for word in cat.words]
     tokens = torch.tensor([[[BOS, *ids[:-1]]]])
     own = {name: [views[0]] for name, views in seen.items()}
@@ -81,7 +92,7 @@ def test_what_a_word_loses_is_its_probability_without_the_view(
 def test_a_view_that_a_photo_lacks_weighs_nothing_and_is_not_taken_away(
     captioner: Captioner, seen: dict[str, list[PhotoView]]
 ) -> None:
-    (found, _) = explain(captioner, _without(seen, ["objects"]))
+    (found, _) = explain(captioner, captioned(captioner, _without(seen, ["objects"])))
     assert found.views["objects"] == ()
     assert set(found.alone) == {"cells"}
     assert found.without == {}
@@ -137,6 +148,6 @@ def test_no_caption_can_end_the_script_of_a_page() -> None:
 
 def test_a_model_that_does_not_weigh_views_is_refused_before_any_work(captioner: Captioner) -> None:
     config = replace(captioner.config, model=replace(captioner.config.model, aggregator="mean"))
-    blunt = Captioner(build_model(config.model), config, captioner.vocabulary, captioner.eyes)
+    blunt = Captioner(build_model(config.model), config, captioner.vocabulary, captioner.extractors)
     with pytest.raises(ConfigError, match="does not weigh views"):
-        explain(blunt, {})
+        explain(blunt, [])

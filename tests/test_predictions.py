@@ -258,7 +258,7 @@ def test_calibration_counts_words_that_people_use() -> None:
     """Every photo: one sure word that people use, one unsure that they do not. Fitted, the error nearly vanishes."""
 
     def caption(*words: tuple[str, float]) -> Caption:
-        return Caption("", tuple(Word(text, logprob, 0.0, None) for text, logprob in words), 0.0, 0.0)
+        return Caption("", tuple(Word(text, 0, logprob, 0.0, None) for text, logprob in words), 0.0, 0.0)
 
     photos = [Photo(str(n), "val", ("a man's dog",)) for n in range(40)]
     captions: dict[str, Any] = {photo.id: caption(("man's", -0.9), ("cat", -1.5)) for photo in photos}

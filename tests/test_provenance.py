@@ -238,9 +238,9 @@ def test_members_of_an_ensemble_keep_their_own_texts_for_their_own_views(world: 
     for name, view, texts in (("a", {"text_whole": spec}, ours), ("b", {"text_five": five}, theirs)):
         pack(save_model(tmp_path / f"{name}-whole", view, {}), tmp_path / name, *texts)
     joined = Captioner.ensemble([Captioner.from_pretrained(tmp_path / name) for name in ("a", "b")])
-    assert joined.eyes is not None
+    assert joined.extractors is not None
     for view, name in (("text_whole", "ours"), ("text_five", "theirs")):
-        assert joined.eyes.extractor(view).textdb.origin == TextDatabase.load(world / name / "textdb").fingerprint
+        assert joined.extractors.extractor(view).textdb.origin == TextDatabase.load(world / name / "textdb").fingerprint
 
 
 def test_export_refuses_what_captioning_would(world: Path, tmp_path: Path) -> None:

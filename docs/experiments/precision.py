@@ -148,7 +148,7 @@ def main(model: str, dataset: str, source: str, count: str = "500", *rows: str) 
             started = time.process_time()
             views = look(photos)
             spent += time.process_time() - started
-            for ref, caption in zip(batch, captioner.caption_seen({"patches": views}), strict=True):
+            for ref, caption in zip(batch, captioner.caption_extracted({"patches": views}), strict=True):
                 captions[ref.id] = caption.text
         exact = exact or captions
         score = evaluate(captions, {photo: val[photo] for photo in captions}, skip=SLOW, resamples=1).scores["CIDEr"]

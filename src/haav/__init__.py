@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from haav.errors import HaavError
     from haav.inference.captioner import Captioner, load
+    from haav.inference.options import CaptionOptions
     from haav.types import Caption
 
 __version__ = "0.1.0"
-__all__ = ["Caption", "Captioner", "HaavError", "__version__", "load"]
+__all__ = ["Caption", "CaptionOptions", "Captioner", "HaavError", "__version__", "load"]
 
 _HOME = {
     "load": "haav.inference.captioner",
     "Captioner": "haav.inference.captioner",
     "Caption": "haav.types",
+    "CaptionOptions": "haav.inference.options",
     "HaavError": "haav.errors",
 }
 

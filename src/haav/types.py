@@ -256,6 +256,8 @@ CacheLike = Cache | EnsembleCache
 @dataclass(frozen=True)
 class Word:
     text: str
+    token: int
+    """its place in the vocabulary"""
     logprob: float
     confidence: float
     """share of such words that people use too: the word's probability, calibrated on val"""
@@ -274,7 +276,7 @@ class Word:
 VIEW_COLOURS = ("#00677f", "#c77700", "#1a6b2f", "#8e2a82", "#3b49b7", "#a3262b")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Caption:
     text: str
     words: tuple[Word, ...]
@@ -283,6 +285,12 @@ class Caption:
     """mean of its words': the share of them that people would use too"""
     n_best: tuple[Caption, ...] = ()
     """further captions, the best first"""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Caption({self.text!r}, confidence={self.confidence:.2f})"
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"caption": self.text, "confidence": round(self.confidence, 4)}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from haav.cli.common import Overrides, fetch_weights_of, listed, load_captioner
-from haav.errors import ConfigError, ImageError
+from haav.errors import ConfigError
+
+if TYPE_CHECKING:
+    from haav.inference.captioner import Captioner
+    from haav.inference.options import CaptionOptions
 
 
 def caption(
@@ -23,6 +27,8 @@ def caption(
     out: Annotated[str | None, "file for the lines of JSON; run again, it goes on where it stopped"] = None,
     batch: Annotated[int, "photos captioned together"] = 8,
     explain: Annotated[str | None, "folder for a page about each caption, as `haav explain` makes them"] = None,
+    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
+    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
     overrides: Overrides | None = None,
 ) -> int:
     """Caption photos; the words of a caption are coloured by the view that each trusts most."""
@@ -32,36 +38,43 @@ def caption(
 
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
-    captioner = load_captioner(model, overrides)
-    options: dict[str, Any] = {"n_best": n_best, "must": listed(must), "never": listed(never)}
-    if captioner.config.decode.method == "beam":
-        options["beam"] = max(n_best, captioner.config.decode.beam) if beam is None else beam
-    only = listed(views) or None
+    captioner = load_captioner(model, overrides, device, precision)
+    options = _options(captioner, views, beam, n_best, must, never)
     if explain:
         weighing(captioner)
     items = stream.find_items(paths, sys.stdin.buffer.read)
     file = stream.CaptionFile(out) if out else None
-    fetch_weights_of(captioner, only)
+    fetch_weights_of(captioner, options.views)
     pages = Pages(Path(explain)) if explain else None
     todo = [item for item in items if file is None or item.name not in file.done]
     mode = "file" if file is not None else "json" if json else "text"
     there, failed, waiting = len(items) - len(todo), 0, []
     with output.captions(len(items), captioner.views, mode) as show:
-        for number, found in enumerate(stream.caption_all(captioner, todo, batch, only, **options), 1):
-            if pages is not None and found.caption is not None:
-                try:
-                    pages.add(captioner, found.name, todo[number - 1].read(), only, **options)
-                except ImageError as error:  # it was there a moment ago
-                    found = stream.Captioned(found.name, None, str(error))
-            failed += found.caption is None
-            waiting.append(found)
+        for number, photo in enumerate(captioner.stream(todo, options, batch), 1):
+            if pages is not None and photo.caption is not None:
+                pages.add(captioner, photo, options)
+            failed += photo.caption is None
+            waiting.append(photo)
             if file is not None and (number % batch == 0 or number == len(todo)):
                 file.add(waiting)
+            if number % batch == 0:
                 waiting = []
-            show(there + number, found)
+            show(there + number, photo)
     if file is not None:
         print(f"{out}: {len(items) - failed:,} captions, {there:,} of them were there; {failed} failed.")
     return 1 if failed else 0
+
+
+def _options(
+    captioner: Captioner, views: str, beam: int | None = None, n_best: int = 1, must: str = "", never: str = ""
+) -> CaptionOptions:
+    """A beam that nobody gave is at least as wide as the captions that are asked for."""
+    from haav.inference.options import CaptionOptions
+
+    decode = captioner.config.decode
+    if beam is None and decode.method == "beam":
+        beam = max(n_best, decode.beam)
+    return CaptionOptions(n_best, tuple(listed(views)) or None, tuple(listed(must)), tuple(listed(never)), beam=beam)
 
 
 def explain(
@@ -70,25 +83,28 @@ def explain(
     out: Annotated[str, "folder for a page (.html), a figure (.png) and data (.json) of each photo"],
     model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
     views: Annotated[str, "use only these views of the model, with commas"] = "",
+    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
+    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
     overrides: Overrides | None = None,
 ) -> int:
     """Show why each word of a caption is there: views, places, sentences, and what would be said without them."""
     from haav.cli import output
     from haav.inference import stream
-    from haav.studies import explain
+    from haav.studies.explain import Pages, weighing
 
-    captioner = load_captioner(model, overrides)
+    captioner = load_captioner(model, overrides, device, precision)
+    weighing(captioner)
+    options = _options(captioner, views)
     items = stream.find_items(paths, sys.stdin.buffer.read)
-    pages, failed = explain.Pages(Path(out)), 0
-    fetch_weights_of(captioner, listed(views))
+    pages, failed = Pages(Path(out)), 0
+    fetch_weights_of(captioner, options.views)
     with output.progress("photos") as progress:
-        for number, item in enumerate(items, 1):
-            try:
-                page = pages.add(captioner, item.name, item.read(), listed(views) or None)
-                print(page)
-            except ImageError as error:
+        for number, photo in enumerate(captioner.stream(items, options), 1):
+            if photo.error is None:
+                print(pages.add(captioner, photo, options))
+            else:
                 failed += 1
-                print(f"{output.printable(item.name)}: {error}", file=sys.stderr)
+                print(f"{output.printable(photo.name)}: {photo.error}", file=sys.stderr)
             progress(number, len(items))
     return 1 if failed else 0
 
@@ -98,6 +114,8 @@ def serve(
     host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines in"] = "127.0.0.1",
     port: Annotated[int, "port to listen on"] = 8000,
     model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
+    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
+    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
     overrides: Overrides | None = None,
 ) -> int:
     """A page to drop photos on, and an API (POST /v1/caption). Ctrl-C ends it."""
@@ -106,7 +124,7 @@ def serve(
     except ImportError:
         raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
 
-    captioner = load_captioner(model, overrides)
+    captioner = load_captioner(model, overrides, device, precision)
     fetch_weights_of(captioner)
     print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
     server.run(captioner, host, port, name=Path(model).name)

@@ -18,12 +18,14 @@ Overrides = list[tuple[str, str]]
 """dotted flags as they were typed, with their values"""
 
 
-def load_captioner(paths: str, overrides: Overrides | None, device: str = "cpu") -> Captioner:
+def load_captioner(
+    paths: str, overrides: Overrides | None, device: str = "cpu", precision: str | None = None
+) -> Captioner:
     from haav.config import override
     from haav.config.load import flags_from
     from haav.inference.captioner import Captioner
 
-    captioner = Captioner.ensemble([Captioner.from_pretrained(path, device) for path in listed(paths)])
+    captioner = Captioner.ensemble([Captioner.from_pretrained(path, device, precision) for path in listed(paths)])
     decode = {}
     for (section, *rest), given in flags_from(overrides or []).items():
         if section != "decode":
@@ -52,8 +54,8 @@ def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = N
 
 def fetch_weights_of(captioner: Captioner, views: Sequence[str] | None = None) -> None:
     """What a captioner needs to look at photos, by all its views or some of them"""
-    assert captioner.eyes is not None, "it was loaded from a model directory"
-    fetch_weights(weights.find(name) for name in captioner.eyes.weights(views or captioner.views))
+    assert captioner.extractors is not None, "it was loaded from a model directory"
+    fetch_weights(weights.find(name) for name in captioner.extractors.weights(views or captioner.views))
 
 
 def listed(value: str) -> list[str]:

@@ -21,7 +21,7 @@ from haav.types import Caption
 
 if TYPE_CHECKING:  # what never needs torch should not wait for it: haav weights
     from haav.data.annotations import Check
-    from haav.inference.stream import Captioned
+    from haav.inference.stream import CaptionedPhoto
     from haav.studies.describe import Description
     from haav.train.loop import Status
 
@@ -43,7 +43,7 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 @contextmanager
-def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, Captioned], None]]:
+def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, CaptionedPhoto], None]]:
     """Shows captions as they come; call it with (done, what was found).
 
     `mode`: "text"; "json", a line each; "file", where they are kept elsewhere: a bar, and what failed
@@ -52,7 +52,7 @@ def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[i
     colours = dict(zip(views, cycle(COLOURS), strict=False))
     with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
 
-        def show(done: int, found: Captioned) -> None:
+        def show(done: int, found: CaptionedPhoto) -> None:
             if mode == "json":
                 print(json.dumps(found.to_json()), flush=True)
             elif found.caption is None:

@@ -93,9 +93,9 @@ def _check(captioner: Captioner) -> None:
 def _embedded(captioner: Captioner) -> dict[str, Extractor]:
     """The extractors of its views, if the graph of the embedded networks can stand for all of them; else none"""
     kinds = [extractor_kind(name) for name in captioner.views]
-    if not all(kind is not None and issubclass(kind, EXPORTABLE) for kind in kinds) or captioner.eyes is None:
+    if not all(kind is not None and issubclass(kind, EXPORTABLE) for kind in kinds) or captioner.extractors is None:
         return {}
-    found = {name: captioner.eyes.extractor(name) for name in captioner.views}
+    found = {name: captioner.extractors.extractor(name) for name in captioner.views}
     bridges = [extractor.bridge for extractor in found.values() if isinstance(extractor, TextExtractor)]
     starts = [extractor_kind(bridge.view) for bridge in bridges]
     return found if all(kind is not None and issubclass(kind, RegionsExtractor) for kind in starts) else {}

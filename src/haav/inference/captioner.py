@@ -5,43 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
-import numpy as np
 import torch
 from PIL import Image
 
-from haav.config import Config, override
+from haav.config import Config
 from haav.data.collate import collate
-from haav.errors import ConfigError, unknown
+from haav.errors import ConfigError, ImageError, unknown
 from haav.generate.build import build_rules, build_strategy, demanded, forbidden
 from haav.generate.consensus import by_consensus
 from haav.generate.loop import Generated, collapse_repeats, generate
 from haav.inference.confidence import confidence
+from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
+from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
-from haav.photos.images import Picture, load_image
+from haav.photos.images import Picture, is_picture, load_image
 from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, PhotoView, Views, Word
-from haav.views.live import Eyes
+from haav.views.live import ViewExtractors
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
-def load(model: str | Path = "best", device: torch.device | str = "cpu", **options: Any) -> Captioner:
-    """The captioner that is shipped, or that of a model directory.
+def load(
+    model: str | Path = "best", device: torch.device | str = "cpu", precision: str | None = None, **options: Any
+) -> Captioner:
+    """The captioner that is shipped, or that of a model directory. Arguments are those of `from_pretrained`.
 
     >>> import haav                                            # doctest: +SKIP
-    >>> haav.load().caption("photo.jpg").text                  # doctest: +SKIP
-    'a dog laying down beside a little couch'
+    >>> print(haav.load().caption("photo.jpg"))                # doctest: +SKIP
+    a dog laying down beside a little couch
     """
-    return Captioner.from_pretrained(model, device, **options)
+    return Captioner.from_pretrained(model, device, precision, **options)
 
 
 class Captioner:
@@ -54,25 +57,37 @@ class Captioner:
     """
 
     def __init__(
-        self, model: Haav | Ensemble, config: Config, vocabulary: Vocabulary, eyes: Eyes | None = None
+        self,
+        model: Haav | Ensemble,
+        config: Config,
+        vocabulary: Vocabulary,
+        extractors: ViewExtractors | None = None,
     ) -> None:
-        """`eyes`: what photos are looked at with; without, it captions views only"""
+        """`extractors`: what makes views of photos; without, it captions views only"""
         if len(vocabulary) != config.model.vocabulary_size:
             raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
         self.model = model.eval()
         self.config = config
         self.vocabulary = vocabulary
-        self.eyes = eyes
+        self.extractors = extractors
         self.joined = False
         """made of several saved models: no one config describes it"""
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, device: torch.device | str = "cpu", **options: Any) -> Captioner:
-        """`options`: of the extractors of its views, e.g. `clip_model`"""
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        device: torch.device | str = "cpu",
+        precision: str | None = None,
+        **options: Any,
+    ) -> Captioner:
+        """`device`: of the model and of the networks that make its views; `precision`: of those networks (auto,
+        float32, bfloat16, int8); `options`: further ones of its extractors, e.g. `clip_model`"""
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, device)
-        options = {"device": str(device)} | options
-        return cls(model, config, vocabulary, Eyes(config.model.views, directory, config.made_by, **options))
+        options = {"device": str(device)} | ({"precision": precision} if precision else {}) | options
+        extractors = ViewExtractors(config.model.views, directory, config.made_by, **options)
+        return cls(model, config, vocabulary, extractors)
 
     @classmethod
     def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
@@ -97,15 +112,15 @@ class Captioner:
         made_by = accepted_by_all([captioner.config.made_by for captioner in captioners])
         model = replace(first.config.model, max_words=most)
         config = replace(first.config, model=model, decode=decode, made_by=made_by)
-        eyes = [captioner.eyes for captioner in captioners if captioner.eyes is not None]
-        together = Eyes.together(eyes) if len(eyes) == len(captioners) else None
+        parts = [captioner.extractors for captioner in captioners if captioner.extractors is not None]
+        together = ViewExtractors.together(parts) if len(parts) == len(captioners) else None
         joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary, together)
         joined.joined = True
         return joined
 
     def with_config(self, config: Config) -> Captioner:
         """The same model with other settings"""
-        changed = Captioner(self.model, config, self.vocabulary, self.eyes)
+        changed = Captioner(self.model, config, self.vocabulary, self.extractors)
         changed.joined = self.joined
         return changed
 
@@ -119,104 +134,164 @@ class Captioner:
             raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
         save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
 
+    @overload
     def caption(
         self,
-        photos: Picture | Sequence[Picture],
+        photos: Picture,
+        options: CaptionOptions | None = None,
         *,
-        views: Sequence[str] | None = None,
         batch: int = 8,
-        **options: Any,
-    ) -> Any:
-        """The caption of a photo, or a list of captions of a list of them: paths, bytes, PIL images or arrays.
+        errors: Literal["raise", "return"] = "raise",
+        **settings: OptionValue,
+    ) -> Caption: ...
 
-        `views`: only these of the model's; `options`: as `caption_views` takes them.
+    @overload
+    def caption(
+        self,
+        photos: Iterable[Picture],
+        options: CaptionOptions | None = None,
+        *,
+        batch: int = 8,
+        errors: Literal["raise"] = "raise",
+        **settings: OptionValue,
+    ) -> list[Caption]: ...
+
+    @overload
+    def caption(
+        self,
+        photos: Iterable[Picture],
+        options: CaptionOptions | None = None,
+        *,
+        batch: int = 8,
+        errors: Literal["return"],
+        **settings: OptionValue,
+    ) -> list[Caption | ImageError]: ...
+
+    def caption(
+        self,
+        photos: Picture | Iterable[Picture],
+        options: CaptionOptions | None = None,
+        *,
+        batch: int = 8,
+        errors: Literal["raise", "return"] = "raise",
+        **settings: OptionValue,
+    ) -> Caption | list[Caption] | list[Caption | ImageError]:
+        """The caption of one photo, or a list of captions of many.
+
+        A photo is a path, bytes, an open file, a PIL image, an array or a tensor. `options`, or `settings` with the
+        names of its fields, say how captions are written: `caption(photo, beam=3, views="patches")`. With
+        `errors="return"` a photo that cannot be read has its `ImageError` in the list, and the others their captions.
         """
-        if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
-            return self.caption([photos], views=views, **options)[0]
+        asked = CaptionOptions.of(options, settings)
+        if errors not in ("raise", "return"):
+            raise ConfigError(unknown("value of errors", str(errors), ("raise", "return")))
+        one = is_picture(photos)
+        if not one and (not isinstance(photos, Iterable) or isinstance(photos, Mapping)):
+            load_image(photos)  # says what a photo is
+        items = [_item(number, photo) for number, photo in enumerate([photos] if one else photos)]  # type: ignore[list-item, arg-type]
+        results: list[Caption | ImageError] = []
+        for photo in self.stream(items, asked, batch):
+            if photo.error is not None and (one or errors == "raise"):
+                raise photo.error
+            results.append(photo.caption or photo.error)  # type: ignore[arg-type]
+        return results[0] if one else results  # type: ignore[return-value]
 
-        def work(at: int, seed: int | None) -> list[Caption]:
-            images = [load_image(photo) for photo in photos[at : at + batch]]
-            return self.caption_seen(self.look(images, views), seed=seed, **options)
+    def stream(
+        self, items: Iterable[PhotoItem], options: CaptionOptions | None = None, batch: int = 8
+    ) -> Iterator[CaptionedPhoto]:
+        """Photos in, captions out, in order: each photo is read, extracted and captioned once.
 
-        parts = range(0, len(photos), batch)
-        return list(chain.from_iterable(self.side_by_side(work, parts, options.pop("seed", None), **options)))
+        Batches run at once where the model is on the CPU. A photo that cannot be read comes back with its error.
+        """
+        asked = options or CaptionOptions()
+        if batch < 1:
+            raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
+        waiting = iter(items)
+        batches = iter(lambda: list(islice(waiting, batch)), [])
+
+        def work(part: list[PhotoItem], seed: int | None) -> list[CaptionedPhoto]:
+            read = [_read(item) for item in part]
+            images = [photo.image for photo in read if photo.image is not None]
+            if not images:
+                return read
+            extracted = self.extract(images, asked.views)
+            captions = iter(self.caption_extracted(extracted, replace(asked, seed=seed)))
+            views = (dict(zip(extracted, own, strict=True)) for own in zip(*extracted.values(), strict=True))
+            return [
+                photo if photo.image is None else replace(photo, views=next(views), caption=next(captions))
+                for photo in read
+            ]
+
+        return chain.from_iterable(self.side_by_side(work, batches, asked))
 
     def side_by_side(
-        self, work: Callable[[Part, int | None], Result], parts: Iterable[Part], seed: int | None, **settings: Any
+        self, work: Callable[[Part, int | None], Result], parts: Iterable[Part], options: CaptionOptions
     ) -> Iterator[Result]:
         """`work` of each part and of a seed of its own, in order: at once where the model is on the CPU.
 
         Samples without a seed follow torch's own random numbers, whichever part comes first.
         """
-        if seed is None and settings.get("method", self.config.decode.method) == "sample":
+        seed = options.seed
+        if seed is None and options.decode(self.config).method == "sample":
             seed = int(torch.randint(2**31, ()))
         seeded = ((part, None if seed is None else seed + number) for number, part in enumerate(parts))
-        on_cpu = next(self.model.parameters()).device.type == "cpu"
-        return (side_by_side if on_cpu else map)(lambda part: work(*part), seeded)
+        return (side_by_side if self.device.type == "cpu" else map)(lambda part: work(*part), seeded)
 
-    def look(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def extract(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
         """Upright RGB pictures → the model's views of them, or those that are named"""
-        if self.eyes is None:
-            raise ConfigError("this captioner was made without eyes; load it from a model directory.")
+        if self.extractors is None:
+            raise ConfigError("this captioner has no extractors; load it from a model directory.")
         for name in views or ():
             if name not in self.views:
                 raise ConfigError(unknown("view", name, self.views))
-        return self.eyes(images, [name for name in self.views if views is None or name in views])
+        return self.extractors.extract(images, [name for name in self.views if views is None or name in views])
 
-    def caption_seen(self, seen: Mapping[str, Sequence[PhotoView]], **options: Any) -> list[Caption]:
-        """Captions of photos by their views as `look` gives them"""
-        photos = len(next(iter(seen.values()))) if seen else 0
-        return self.caption_views(collate([""] * photos, seen).views, **options)
+    def caption_extracted(
+        self, extracted: Mapping[str, Sequence[PhotoView]], options: CaptionOptions | None = None
+    ) -> list[Caption]:
+        """Captions of photos by their views as `extract` gives them"""
+        photos = len(next(iter(extracted.values()))) if extracted else 0
+        return self.caption_views(collate([""] * photos, extracted).views, options)
 
     def caption_views(
-        self,
-        views: Views,
-        *,
-        must: Sequence[str] = (),
-        never: Sequence[str] = (),
-        n_best: int = 1,
-        seed: int | None = None,
-        **settings: Any,
+        self, views: Views, options: CaptionOptions | None = None, **settings: OptionValue
     ) -> list[Caption]:
-        """A caption for each photo of the batch; the next `n_best` - 1 in its `n_best`.
+        """A caption for each photo of a batch of views; further ones in its `n_best`.
 
-        `must` and `never`: words that are said or not ("dog|puppy": one of them); `seed`: of samples;
-        `settings`: any of the decode settings, e.g. `beam=1`, `method="sample"`.
+        `options`, or `settings` with the names of its fields, say how they are written: `caption_views(views, beam=1)`.
         """
-        decode = override(self.config, "decode", settings).decode if settings else self.config.decode
-        if n_best < 1:
-            raise ConfigError(f"n_best must be at least 1, not {n_best}.")
-        source = "samples" if decode.method == "sample" else "beam"
-        if n_best > getattr(decode, source):
-            raise ConfigError(
-                f"{n_best} captions a photo need decode.{source} of at least {n_best}, not {getattr(decode, source)}."
-            )
-        banned = set(forbidden(never, self.vocabulary))
-        for choices in demanded(must, self.vocabulary):
+        asked = CaptionOptions.of(options, settings)
+        decode = asked.decode(self.config)
+        banned = set(forbidden(asked.never, self.vocabulary))
+        for choices in demanded(asked.must, self.vocabulary):
             if banned.issuperset(choices):
                 word = self.vocabulary.words[choices[0]]
                 raise ConfigError(f"'{word}' cannot be demanded and forbidden at once.")
-        device = next(self.model.parameters()).device
-        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        generator = None if asked.seed is None else torch.Generator(self.device).manual_seed(asked.seed)
         sentences = _sentences(views, self.views) if decode.consensus else None
-        strategy = build_strategy(decode, self.vocabulary, must, None if sentences else n_best, generator)
-        rules = build_rules(decode, self.vocabulary, never)
+        strategy = build_strategy(decode, self.vocabulary, asked.must, None if sentences else asked.n_best, generator)
+        rules = build_rules(decode, self.vocabulary, asked.never)
         with torch.no_grad():
-            encoded = self.model.encode({name: view.to(device) for name, view in views.items()})
-            found = generate(self.model, encoded, strategy, rules, decode.max_words)
+            encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
+            generated = generate(self.model, encoded, strategy, rules, decode.max_words)
         names = encoded.names if isinstance(self.model, Haav) else ()
         if decode.collapse_repeats:
-            found = collapse_repeats(found)
-        found = found.cpu()
+            generated = collapse_repeats(generated)
+        generated = generated.cpu()
         captions = []
-        for photo in range(len(found.tokens)):
-            possible = self._captions(found, photo, names)
-            best = by_consensus(possible, sentences[photo] if sentences else (), self.vocabulary, decode)[:n_best]
-            captions.append(replace(best[0], n_best=tuple(best[1:])))
+        for photo in range(len(generated.tokens)):
+            possible = self._captions(generated, photo, names)
+            ranked = by_consensus(possible, sentences[photo] if sentences else (), self.vocabulary, decode)
+            best, *others = ranked[: asked.n_best]
+            captions.append(replace(best, n_best=tuple(others)))
         return captions
 
-    def _captions(self, found: Generated, photo: int, names: tuple[str, ...]) -> list[Caption]:
-        captions = (self._caption(found, photo, rank, names) for rank in range(found.tokens.shape[1]))
+    def _captions(self, generated: Generated, photo: int, names: tuple[str, ...]) -> list[Caption]:
+        captions = (self._caption(generated, photo, rank, names) for rank in range(generated.tokens.shape[1]))
         possible = [caption for caption in captions if caption.logprob > -math.inf]
         if not possible:
             raise ConfigError(
@@ -225,22 +300,38 @@ class Captioner:
             )
         return possible
 
-    def _caption(self, found: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:
-        tokens, logprobs = found.tokens[photo, rank].tolist(), found.logprobs[photo, rank].tolist()
-        texts = self.vocabulary.decode([token for token in tokens if token != PAD])
-        # What a reader asks of a word: the last decoder layer's trust in each view, mean over heads.
-        trust = None if found.weights is None else found.weights[photo, rank, :, -1].float().mean(dim=1).tolist()
+    def _caption(self, generated: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:
+        tokens = [token for token in generated.tokens[photo, rank].tolist() if token != PAD]
+        logprobs = generated.logprobs[photo, rank].tolist()
+        texts = self.vocabulary.decode(tokens)
+        # What a reader asks of a word: the last decoder layer's weight of each view, mean over heads.
+        weights = None
+        if generated.weights is not None:
+            weights = generated.weights[photo, rank, :, -1].float().mean(dim=1).tolist()
         words = tuple(
             Word(
                 text,
-                logprobs[at],
-                confidence(logprobs[at], self.config.confidence),
-                None if trust is None else dict(zip(names, trust[at], strict=True)),
+                tokens[step],
+                logprobs[step],
+                confidence(logprobs[step], self.config.confidence),
+                None if weights is None else dict(zip(names, weights[step], strict=True)),
             )
-            for at, text in enumerate(texts)
+            for step, text in enumerate(texts)
         )
-        sure = sum(word.confidence for word in words) / len(words) if words else 0.0
-        return Caption(" ".join(texts), words, sum(logprobs), sure)
+        mean = sum(word.confidence for word in words) / len(words) if words else 0.0
+        return Caption(" ".join(texts), words, sum(logprobs), mean)
+
+
+def _item(number: int, photo: Picture) -> PhotoItem:
+    name = str(photo) if isinstance(photo, (str, Path)) else f"photo {number}"
+    return PhotoItem(name, lambda: photo)
+
+
+def _read(item: PhotoItem) -> CaptionedPhoto:
+    try:
+        return CaptionedPhoto(item, load_image(item.read()))
+    except ImageError as error:
+        return CaptionedPhoto(item, error=error)
 
 
 def _sentences(views: Views, order: Sequence[str]) -> Sequence[Sequence[str]] | None:

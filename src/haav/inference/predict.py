@@ -14,6 +14,7 @@ from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.ptb import tokenize
 from haav.inference.captioner import Captioner
 from haav.inference.confidence import confidences, fit, reliability
+from haav.inference.options import CaptionOptions
 from haav.store import Store
 from haav.store.shards import ShardStore
 from haav.types import Batch, Caption, Progress, quiet
@@ -41,7 +42,7 @@ def predict(
         return list(zip(part.ids, captioner.caption_views(part.views, seed=seed), strict=True))
 
     done = 0
-    for captions in captioner.side_by_side(work, loader, seed):
+    for captions in captioner.side_by_side(work, loader, CaptionOptions(seed=seed)):
         yield from captions
         done += len(captions)
         progress(done, len(stored))

@@ -1,13 +1,12 @@
-"""Any number of photos to lines of JSON: in small batches, past bad pictures, and on from where it stopped."""
+"""What goes into the stream of photos and what comes out: items, results, and files of captions that can go on."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,10 +14,9 @@ from PIL import Image
 
 from haav.errors import DataError, ImageError
 from haav.files import json_of, write_atomically
-from haav.inference.captioner import Captioner
-from haav.photos.images import MAX_BYTES, load_image
+from haav.photos.images import MAX_BYTES, Picture
 from haav.photos.sources import photos_of
-from haav.types import Caption
+from haav.types import Caption, PhotoView
 
 STANDARD_INPUT = "-"
 BEGINNING = b'{"image": '
@@ -26,60 +24,46 @@ MAX_LINE = 10_000_000
 
 
 @dataclass(frozen=True)
-class Item:
-    """A photo to caption: what it is called, and how its bytes are had"""
+class PhotoItem:
+    """A photo to caption: what it is called, and how it is read"""
 
     name: str
-    read: Callable[[], bytes]
+    read: Callable[[], Picture]
 
 
 @dataclass(frozen=True)
-class Captioned:
-    name: str
-    caption: Caption | None
-    error: str = ""
+class CaptionedPhoto:
+    """What became of a photo: its views and caption, or an error"""
+
+    item: PhotoItem
+    image: Image.Image | None = None
+    """upright RGB"""
+    views: Mapping[str, PhotoView] = field(default_factory=dict)
+    caption: Caption | None = None
+    error: ImageError | None = None
+
+    @property
+    def name(self) -> str:
+        return self.item.name
 
     def to_json(self) -> dict[str, Any]:
         if self.caption is None:
-            return {"image": self.name, "error": self.error}
+            return {"image": self.name, "error": str(self.error)}
         return {"image": self.name, **self.caption.to_json()}
 
 
-def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list[Item]:
+def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list[PhotoItem]:
     """Files, folders, tars, lists, patterns, and `-`. What cannot be found or read is an item that fails."""
-    items: dict[str, Item] = {}
+    items: dict[str, PhotoItem] = {}
     for path in paths:
         if path == STANDARD_INPUT:
-            items[path] = Item(path, cache(lambda: read_stdin(MAX_BYTES + 1)))  # it comes once
+            items[path] = PhotoItem(path, cache(lambda: read_stdin(MAX_BYTES + 1)))  # it comes once
             continue
         found, fault = photos_of(path)
-        items |= {ref.place: Item(ref.place, ref.read) for ref in found}
+        items |= {ref.place: PhotoItem(ref.place, ref.read) for ref in found}
         if fault or not found:
-            items[path] = Item(path, _failing(fault or "no photo is there."))
+            items[path] = PhotoItem(path, _failing(fault or "no photo is there."))
     return list(items.values())
-
-
-def caption_all(
-    captioner: Captioner, items: Iterable[Item], batch: int, views: Sequence[str] | None = None, **options: Any
-) -> Iterator[Captioned]:
-    """In order. `options`: as `Captioner.caption_seen` takes them"""
-
-    def work(part: list[Item], seed: int | None) -> list[Captioned]:
-        images: dict[str, Image.Image] = {}
-        errors: dict[str, str] = {}
-        for item in part:
-            try:
-                images[item.name] = load_image(item.read())
-            except ImageError as error:
-                errors[item.name] = str(error)
-        seen = captioner.look(list(images.values()), views) if images else {}
-        found = captioner.caption_seen(seen, seed=seed, **options) if images else []
-        captions = dict(zip(images, found, strict=True))
-        return [Captioned(item.name, captions.get(item.name), errors.get(item.name, "")) for item in part]
-
-    waiting = iter(items)
-    parts = iter(lambda: list(islice(waiting, batch)), [])
-    return chain.from_iterable(captioner.side_by_side(work, parts, options.pop("seed", None), **options))
 
 
 class CaptionFile:
@@ -93,7 +77,7 @@ class CaptionFile:
         if self.path.exists():
             self._take_over()
 
-    def add(self, rows: Sequence[Captioned]) -> None:
+    def add(self, rows: Sequence[CaptionedPhoto]) -> None:
         try:
             with open(self.path, "ab") as file:
                 file.writelines(_line(row.to_json()) for row in rows)

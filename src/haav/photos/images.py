@@ -6,12 +6,15 @@ import io
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from haav.errors import ImageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
@@ -19,7 +22,19 @@ MAX_BYTES = 200_000_000
 # Pillow warns of what is checked or mended here. Said once: a context around each picture is not safe with threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-Picture = str | Path | bytes | Image.Image | np.ndarray
+Picture = Union[str, Path, bytes, BinaryIO, Image.Image, np.ndarray, "Tensor"]
+
+
+def is_picture(value: object) -> bool:
+    """Whether it is one picture, and not a list or a batch of them"""
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        return value.ndim != 4  # type: ignore[union-attr]
+    return isinstance(value, (str, Path, bytes, bytearray, Image.Image)) or hasattr(value, "read")
+
+
+def _is_tensor(value: object) -> bool:
+    """Without importing torch: haav.export.portable reads pictures too"""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
@@ -27,12 +42,13 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
 
     `most`: pixels
     """
+    if _is_tensor(picture):
+        picture = _channels_last(picture.detach().cpu().numpy())  # type: ignore[union-attr]
     if isinstance(picture, np.ndarray):
         return _from_array(picture)
     if isinstance(picture, Image.Image):
         return _to_rgb(picture)
-    name = "picture" if isinstance(picture, bytes) else str(picture)
-    data = picture if isinstance(picture, bytes) else _read(Path(picture))
+    name, data = _bytes_of(picture)
     if not data:
         raise ImageError(f"{name} is empty.")
     try:
@@ -52,6 +68,31 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name} does not fit into memory.") from None
     except Exception as error:  # decoders raise whatever they like on damaged files
         raise ImageError(f"{name} is damaged: {error}.") from None
+
+
+def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:
+    """What it is called in errors, and its bytes"""
+    if isinstance(picture, (bytes, bytearray)):
+        return "picture", bytes(picture)
+    if isinstance(picture, (str, Path)):
+        return str(picture), _read(Path(picture))
+    if not hasattr(picture, "read"):
+        raise ImageError(
+            f"an object of type {type(picture).__name__} is not a photo.\n"
+            "  Give a path, bytes, an open file, a PIL image, an array or a tensor."
+        )
+    name = str(getattr(picture, "name", "picture"))
+    data = picture.read(MAX_BYTES + 1)
+    if not isinstance(data, bytes):
+        raise ImageError(f"{name} is open as text; open it with 'rb'.")
+    if len(data) > MAX_BYTES:
+        raise ImageError(f"{name} has more than {MAX_BYTES:,} bytes.")
+    return name, data
+
+
+def _channels_last(array: np.ndarray) -> np.ndarray:
+    """Tensors are (3, height, width) by custom"""
+    return array.transpose(1, 2, 0) if array.ndim == 3 and array.shape[0] in (1, 3, 4) else array
 
 
 @cache

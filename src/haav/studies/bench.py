@@ -20,6 +20,7 @@ from torch import nn
 
 from haav.files import json_of
 from haav.inference.captioner import Captioner
+from haav.inference.options import CaptionOptions
 from haav.inference.parallel import side_by_side
 from haav.photos.images import load_image
 from haav.studies.describe import cost
@@ -51,18 +52,23 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     many = eight * 8
     found["photos in batches of 8, photos/s"] = len(many) / seconds(lambda: captioner.caption(many), 2)
     found["of that, looking at them, photos/s"] = len(many) / seconds(
-        lambda: list(side_by_side(captioner.look, [eight] * 8)), 2
+        lambda: list(side_by_side(captioner.extract, [eight] * 8)), 2
     )
-    seen = captioner.look(eight)
+    seen = captioner.extract(eight)
     found["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
     for name, value in looking(captioner, eight, peak).items():
         found[f"  {name}"] = value
-    seen_fifty = captioner.look(fifty)
-    for batch, own in ((1, captioner.look(images[:1])), (8, seen), (50, seen_fifty)):
+    seen_fifty = captioner.extract(fifty)
+    for batch, own in ((1, captioner.extract(images[:1])), (8, seen), (50, seen_fifty)):
         for beam in (1, 5):
-            took = seconds(lambda own=own, beam=beam: captioner.caption_seen(own, beam=beam), 3)
+            took = seconds(lambda own=own, beam=beam: captioner.caption_extracted(own, CaptionOptions(beam=beam)), 3)
             found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
-    beside = seconds(lambda: list(side_by_side(lambda own: captioner.caption_seen(own, beam=5), [seen_fifty] * 4)), 2)
+    beside = seconds(
+        lambda: list(
+            side_by_side(lambda own: captioner.caption_extracted(own, CaptionOptions(beam=5)), [seen_fifty] * 4)
+        ),
+        2,
+    )
     found["views to captions, beam 5, batches of 50 side by side, captions/s"] = 200 / beside
     flops = cost(captioner.config.model)
     found["GFLOP to read a photo's views, at their longest"] = (flops.encoding + flops.memory) / 1e9
@@ -73,13 +79,13 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
 
 def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) -> dict[str, Any]:
     """Rates of the networks that the views run on, and of what each view adds to them. `peak`: GFLOP/s"""
-    assert captioner.eyes is not None, "it was loaded from a model directory"
+    assert captioner.extractors is not None, "it was loaded from a model directory"
 
     def photos() -> PhotoBatch:
         return PhotoBatch([str(number) for number in range(len(images))], images)
 
     found: dict[str, Any] = {}
-    for name in captioner.eyes.weights(captioner.views):
+    for name in captioner.extractors.weights(captioner.views):
         network = NETWORKS[name]()
         rate = len(images) / seconds(lambda network=network: network.run(photos()), 3)
         found[f"{name}, precision"] = network.precision
@@ -88,7 +94,7 @@ def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) ->
         found[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
     seen = photos()
     for name in captioner.views:
-        extractor = captioner.eyes.extractor(name)
+        extractor = captioner.extractors.extractor(name)
         took = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
         found[f"{name}, its networks not counted, photos/s"] = len(images) / took
     return found

@@ -167,13 +167,13 @@ def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") ->
             "the mask study covers what is detected: it needs a model that reads a view such as 'objects'."
         )
     model = weighing(captioner)
-    seen = captioner.look([image])
-    (caption,) = captioner.caption_seen(seen)
+    seen = captioner.extract([image])
+    (caption,) = captioner.caption_extracted(seen)
     found = _object(seen[detected[0]][0], caption)
     if found is None:
         return None
     step, box = found
-    return watch(captioner, model, seen, captioner.look([_covered(image, box, cover)]), caption, step)
+    return watch(captioner, model, seen, captioner.extract([_covered(image, box, cover)]), caption, step)
 
 
 def watch(

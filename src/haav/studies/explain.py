@@ -20,11 +20,12 @@ from haav.data.collate import collate
 from haav.errors import ConfigError
 from haav.files import make_folder, write_atomically
 from haav.inference.captioner import Captioner
+from haav.inference.options import CaptionOptions
+from haav.inference.stream import CaptionedPhoto
 from haav.model.haav import Haav
-from haav.photos.images import load_image
 from haav.plots import check_installed, new_figure
 from haav.studies.page import render
-from haav.text import BOS, UNK
+from haav.text import BOS
 from haav.types import Caption, PhotoView
 
 TOP = 12
@@ -85,27 +86,32 @@ class Explanation:
         }
 
 
-def explain(captioner: Captioner, seen: Mapping[str, Sequence[PhotoView]], **options: Any) -> list[Explanation]:
-    """Of each photo, by its views as `Captioner.look` gives them. `options`: as `caption_views` takes them"""
+def explain(
+    captioner: Captioner, photos: Sequence[CaptionedPhoto], options: CaptionOptions | None = None
+) -> list[Explanation]:
+    """Why photos have the captions that `Captioner.stream` gave them with the same options"""
     weighing(captioner)
-    captions = captioner.caption_seen(seen, **options)
-    without = {name: captioner.caption_seen(_without(seen, [name]), **options) for name in seen}
-    others = {name: [other for other in seen if other != name] for name in seen}
-    alone = {name: captioner.caption_seen(_without(seen, others[name]), **options) for name in seen}
-    found = []
-    for photo, caption in enumerate(captions):
-        own = {name: views[photo] for name, views in seen.items()}
-        present = [name for name, view in own.items() if len(view.tokens)]
-        found.append(
+    views = {name: [photo.views[name] for photo in photos] for name in (photos[0].views if photos else ())}
+
+    def recaption(hidden: Sequence[str]) -> list[Caption]:
+        return captioner.caption_extracted(_without(views, hidden), options)
+
+    without = {name: recaption([name]) for name in views}
+    alone = {name: recaption([other for other in views if other != name]) for name in views}
+    explanations = []
+    for number, photo in enumerate(photos):
+        assert photo.caption is not None, "a photo that could not be read has nothing to explain"
+        present = [name for name, view in photo.views.items() if len(view.tokens)]
+        explanations.append(
             Explanation(
-                caption,
-                _words(captioner, own, caption),
-                {name: _places(view) for name, view in own.items()},
-                {name: without[name][photo].text for name in present if len(present) > 1},
-                {name: alone[name][photo].text for name in present},
+                photo.caption,
+                _words(captioner, photo.views, photo.caption),
+                {name: _places(view) for name, view in photo.views.items()},
+                {name: without[name][number].text for name in present if len(present) > 1},
+                {name: alone[name][number].text for name in present},
             )
         )
-    return found
+    return explanations
 
 
 def weighing(captioner: Captioner) -> Haav:
@@ -120,7 +126,7 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
     """The caption read once more, whole, with everything and with each view taken away"""
     model = weighing(captioner)
     device = next(model.parameters()).device
-    ids = [captioner.vocabulary.ids.get(word.text, UNK) for word in caption.words]
+    ids = [word.token for word in caption.words]
     if not ids:
         return ()
     tokens = torch.tensor([[[BOS, *ids[:-1]]]], device=device)
@@ -206,13 +212,11 @@ class Pages:
         self.folder = make_folder(folder)
         self.taken: set[str] = set()
 
-    def add(
-        self, captioner: Captioner, name: str, picture: bytes, views: Sequence[str] | None = None, **options: Any
-    ) -> Path:
-        """Explain a photo → its page. `options`: as `Captioner.caption` takes them"""
-        image = load_image(picture)
-        (found,) = explain(captioner, captioner.look([image], views), **options)
-        data = found.to_json()
+    def add(self, captioner: Captioner, photo: CaptionedPhoto, options: CaptionOptions | None = None) -> Path:
+        """Explain a photo that `Captioner.stream` captioned with these options → its page"""
+        (found,) = explain(captioner, [photo], options)
+        name, image, data = photo.name, photo.image, found.to_json()
+        assert image is not None
         base = self._free("photo" if name == "-" else Path(name).stem[:100])
         page = self.folder / f"{base}.html"
         text = json.dumps({"image": name, **data}, ensure_ascii=False, indent=1)

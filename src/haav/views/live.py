@@ -26,7 +26,7 @@ def own_texts(home: str | Path) -> dict[str, Any]:
     return {name: str(Path(home) / name) for name in (BRIDGE, TEXTDB) if (Path(home) / name).is_dir()}
 
 
-class Eyes:
+class ViewExtractors:
     """The extractors that views need, made when first used. Any number of threads may look at once."""
 
     def __init__(
@@ -43,24 +43,24 @@ class Eyes:
         self.specs = dict(specs)
         self.options = (own_texts(home) if home else {}) | options
         self.made_by = dict(made_by or {})
-        self._owners: dict[str, Eyes] = {}
+        self._owners: dict[str, ViewExtractors] = {}
         """of several models together: whose extractor serves a view"""
         self._lock = threading.Lock()
         self._made: dict[str, Extractor] = {}
 
     @classmethod
-    def together(cls, eyes: Sequence[Eyes]) -> Eyes:
+    def together(cls, parts: Sequence[ViewExtractors]) -> ViewExtractors:
         """For views of several models. One that several read is extracted once, by the first model's extractor: it must
         be the same for all."""
-        together = cls({}, made_by=accepted_by_all([one.made_by for one in eyes]))
-        for one in eyes:
+        together = cls({}, made_by=accepted_by_all([one.made_by for one in parts]))
+        for one in parts:
             for name, spec in one.specs.items():
                 first = together._owners.setdefault(name, one._owners.get(name, one))
                 together.specs.setdefault(name, spec)
                 _check_same_texts(name, first, one._owners.get(name, one))
         return together
 
-    def __call__(self, images: Sequence[Image.Image], views: Sequence[str]) -> dict[str, list[PhotoView]]:
+    def extract(self, images: Sequence[Image.Image], views: Sequence[str]) -> dict[str, list[PhotoView]]:
         """Upright RGB pictures → for each of `views` one view a picture"""
         photos = PhotoBatch([f"photo {number}" for number in range(len(images))], images)
         return {name: photos.view(self.extractor(name)) for name in views}
@@ -86,7 +86,7 @@ class Eyes:
             return self._made[name]
 
 
-def _check_same_texts(view: str, first: Eyes, other: Eyes) -> None:
+def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -> None:
     """Models that do not say what they were trained with may still bring their own bridges and texts."""
     kind = extractor_kind(view)
     for need in kind.needs if kind else ():

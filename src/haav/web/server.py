@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
@@ -23,10 +24,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from haav import __version__
 from haav.errors import ConfigError, HaavError, ImageError
 from haav.inference.captioner import Captioner
+from haav.inference.options import CaptionOptions
+from haav.inference.stream import PhotoItem
 from haav.photos.images import load_image
 from haav.studies import page
 from haav.studies.explain import explain
-from haav.types import Caption
 from haav.web.batcher import Batcher, Busy
 from haav.web.reference import api_page
 
@@ -63,9 +65,7 @@ class Refused(Exception):
 class Asked:
     """Settings of a request; equal ones are answered together"""
 
-    beam: int
-    n_best: int
-    views: tuple[str, ...]
+    options: CaptionOptions
     explain: bool
 
 
@@ -73,12 +73,11 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
     limits = limits or Limits()
 
     def work(images: Sequence[Image.Image], asked: Asked) -> list[dict[str, Any]]:
-        seen = captioner.look(images, asked.views)
-        options: dict[str, Any] = {"beam": asked.beam, "n_best": asked.n_best}
+        items = [PhotoItem("", partial(Image.Image.copy, image)) for image in images]
+        photos = list(captioner.stream(items, asked.options, len(images)))
         if asked.explain:
-            return [found.to_json() for found in explain(captioner, seen, **options)]
-        captions: list[Caption] = captioner.caption_seen(seen, **options)
-        return [caption.to_json() for caption in captions]
+            return [explanation.to_json() for explanation in explain(captioner, photos, asked.options)]
+        return [photo.caption.to_json() for photo in photos if photo.caption is not None]
 
     batcher = Batcher(work, limits.batch, limits.waiting)
     decoding = asyncio.Semaphore(2)  # pictures unpacked at once: each may be large before it is made small
@@ -227,7 +226,8 @@ def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
     if wrong:
         raise Refused(422, f"there is no view '{wrong[0][:50]}'; this model reads {', '.join(captioner.views)}.")
     explained = str(fields.get("explain", "")).lower() in ("1", "true", "yes") or fields.get("format") == "html"
-    return Asked(beam, n_best, tuple(view for view in captioner.views if view in views), explained)
+    options = CaptionOptions(n_best, tuple(view for view in captioner.views if view in views), beam=beam)
+    return Asked(options, explained)
 
 
 def _whole(fields: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -293,7 +293,8 @@ def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
 def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
     import uvicorn
 
-    explain(captioner, captioner.look([Image.new("RGB", (64, 64))]))  # what is missing is said now, not to a client
+    blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
+    explain(captioner, list(captioner.stream([blank])))  # what is missing is said now, not to a client
     if not 0 <= port <= 65535:
         raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
     try:

@@ -24,7 +24,7 @@ from haav.export.portable.search import Found, Search
 from haav.files import json_of
 from haav.generate.consensus import by_consensus
 from haav.inference.confidence import confidence
-from haav.photos.images import Picture, load_image
+from haav.photos.images import Picture, is_picture, load_image
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, Word
 
@@ -74,7 +74,7 @@ class PortableCaptioner:
 
     def caption(self, photos: Picture | Sequence[Picture], *, batch: int = 8, **options: Any) -> Any:
         """The caption of a photo, or a list of captions of a list of them; `options`: `beam`, `n_best`"""
-        if isinstance(photos, (str, Path, bytes, Image.Image, np.ndarray)):
+        if is_picture(photos):
             return self.caption([photos], **options)[0]
         captions: list[Caption] = []
         for at in range(0, len(photos), batch):
@@ -153,10 +153,12 @@ class PortableCaptioner:
         return replace(best[0], n_best=tuple(best[1:]))
 
     def _caption(self, found: Found) -> Caption:
-        texts = self.vocabulary.decode([int(word) for word in found.words if word != PAD])
+        tokens = [int(token) for token in found.words if token != PAD]
+        texts = self.vocabulary.decode(tokens)
         words = tuple(
             Word(
                 text,
+                tokens[at],
                 float(found.logprobs[at]),
                 confidence(float(found.logprobs[at]), self.sure),
                 {name: float(share) for name, share in zip(self.views, found.trust[at], strict=True)}
