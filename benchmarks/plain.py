@@ -188,7 +188,7 @@ def _attend(part: Attention | SetAttention, query: Tensor, tokens: Tensor, mask:
     if mask is not None:
         mask = F.pad(mask, (0, slots), value=True)
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
-    return part.finish(query, (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
+    return part.project_output(query, (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
 
 
 def _one_length(views: Views) -> Views:

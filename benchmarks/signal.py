@@ -74,7 +74,7 @@ def _changed(model: Haav, batch: Batch) -> float:
     real = batch.captions[:, :, 1:] != PAD
 
     def words(views: Views) -> Tensor:
-        return model.recite(batch.captions[:, :, :-1], real, model.encode(views)).log_softmax(dim=-1)
+        return model.teacher_force(batch.captions[:, :, :-1], real, model.encode(views)).log_softmax(dim=-1)
 
     own, others = words(batch.views), words({name: _exchanged(view) for name, view in batch.views.items()})
     return float((own.exp() * (own - others)).sum(dim=-1).mean())

@@ -82,7 +82,7 @@ def serve(seconds: float) -> int:
 
     clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
     for one in clients:
-        one.start()
+        one.init_cache()
     failed = watch(process, seconds, done)
     ending.set()
     process.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from haav.errors import ViewError
 from haav.model.aggregators import aggregators
 from haav.model.build import build_contrast, build_model
+from haav.model.check import check_views
 from haav.model.embed import ViewEmbedding
 from haav.model.haav import Haav
 from haav.model.layers import (
@@ -23,11 +24,11 @@ from haav.model.layers import (
     Dropout,
     FeedForward,
     SetAttention,
+    drop_tokens,
+    drop_views,
     keep_channels,
     masked_softmax,
     sinusoids,
-    thin,
-    thin_views,
 )
 from haav.model.losses import caption_xe
 from haav.studies.describe import describe, with_equal_views
@@ -166,7 +167,7 @@ def test_bfloat16_is_close_to_float32(encoding: str, aggregator: str, outputs: s
 def test_cached_decoding_equals_uncached(encoding: str, aggregator: str, outputs: str) -> None:
     model, views, captions = variant(encoding, aggregator, outputs), random_views(), random_captions(words=6)
     whole = model(views, captions)
-    cache = model.start(model.encode(views))
+    cache = model.init_cache(model.encode(views))
     logits, weights = [], []
     for words in captions.split([1, 2, 1, 2], dim=2):
         step = model.decode(words, cache)
@@ -212,7 +213,7 @@ def test_permuting_views_permutes_weights_and_nothing_else(encoding: str, aggreg
 
 def test_beams_share_their_photos_memory() -> None:
     model = tiny_model()
-    cache = model.start(model.encode(random_views()))
+    cache = model.init_cache(model.encode(random_views()))
     first = model.decode(random_captions(captions=1, words=1), cache)
     beams = first.cache.reorder(torch.zeros(3, 5, dtype=torch.int64))
     assert beams.words[0].keys.shape[1] == 5
@@ -225,7 +226,7 @@ def test_beams_share_their_photos_memory() -> None:
 def test_reordered_cache_continues_the_chosen_captions() -> None:
     model, views = tiny_model(), random_views()
     captions = random_captions(captions=3)
-    decoded = model.decode(captions[:, :, :4], model.start(model.encode(views)))
+    decoded = model.decode(captions[:, :, :4], model.init_cache(model.encode(views)))
     beams = torch.tensor([[2, 0], [1, 1], [0, 2]])
     chosen = captions[torch.arange(3)[:, None], beams]
     continued = model.decode(chosen[:, :, 4:], decoded.cache.reorder(beams))
@@ -304,7 +305,7 @@ def _obvious_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 def test_attention_equals_the_slow_obvious_version() -> None:
     layer = Attention(d_model=8, heads=2, dropout=0.0, slots=2)
     x, mask = torch.randn(3, 8), torch.tensor([True, False, True])
-    found = layer(x[None], layer.remember(x[None]), mask[None, None, None])[0]
+    found = layer(x[None], layer.keys_values(x[None]), mask[None, None, None])[0]
     keys, values = layer.key_value(x).chunk(2, dim=-1)
     keys = torch.cat([keys, layer.slot_keys * 4**0.5])
     values = torch.cat([values, layer.slot_values * 2**0.5])
@@ -322,7 +323,7 @@ def test_set_attention_equals_attention_over_the_same_items() -> None:
     query, items = torch.randn(5, 8), torch.randn(5, 3, 8)
     mask = torch.tensor([[True, True, True], [True, False, True]]).repeat(3, 1)[:5]
     found, weights = few(query, items, mask)
-    memory: KeyValues = many.remember(items)
+    memory: KeyValues = many.keys_values(items)
     assert_close(found, many(query[:, None], memory, mask[:, None, None])[:, 0])
     assert (weights[~mask[:, None].expand_as(weights)] == 0).all()
 
@@ -349,14 +350,14 @@ def test_masked_softmax_of_nothing_is_zero() -> None:
 def test_thinning_keeps_a_real_one_and_adds_none(mask: list[list[bool]], p: float, seed: int) -> None:
     torch.manual_seed(seed)
     before = torch.tensor(mask)
-    for after in (thin(before, p), thin_views(before, p, "photo"), thin_views(before, p, "batch")):
+    for after in (drop_tokens(before, p), drop_views(before, p, "photo"), drop_views(before, p, "batch")):
         assert not (after & ~before).any()
         assert torch.equal(after.any(dim=1), before.any(dim=1))
 
 
 def test_dropped_share_is_what_was_asked_for() -> None:
     many = torch.ones(200, 200, dtype=torch.bool)
-    assert abs(thin(many, 0.3).float().mean().item() - 0.7) < 0.01
+    assert abs(drop_tokens(many, 0.3).float().mean().item() - 0.7) < 0.01
 
 
 def test_channels_are_dropped_across_views_and_tokens() -> None:
@@ -396,7 +397,7 @@ def test_view_dropout_hides_views_from_the_decoder_only() -> None:
     assert not encoded.present.all()
     assert encoded.present.any(dim=1).all()
     assert encoded.cls_mask.all(), "the contrastive loss still sees every view"
-    decoded = model.decode(random_captions(batch=40), model.start(encoded))
+    decoded = model.decode(random_captions(batch=40), model.init_cache(encoded))
     gone = ~encoded.present[:, None, None, None, None].expand_as(decoded.weights)
     assert (decoded.weights[gone] == 0).all()
 
@@ -442,21 +443,21 @@ def test_wrong_views_are_named() -> None:
     model = tiny_model()
     views = random_views()
     with pytest.raises(ViewError, match=r"unknown view 'gird'\. Did you mean 'grid'"):
-        model.encode({"gird": views["grid"]})
+        check_views(model, {"gird": views["grid"]})
     with pytest.raises(ViewError, match=r"view 'grid' has shape \(3, 5, 10\); this model takes \(photos, tokens, 6\)"):
-        model.encode({"grid": View(views["objects"].tokens, views["objects"].mask)})
+        check_views(model, {"grid": View(views["objects"].tokens, views["objects"].mask)})
     with pytest.raises(ViewError, match="view 'text' lacks crop, rank"):
-        model.encode({"text": replace(views["text"], indices={})})
+        check_views(model, {"text": replace(views["text"], indices={})})
     with pytest.raises(ViewError, match="view 'objects' lacks boxes"):
-        model.encode({"objects": replace(views["objects"], boxes=None)})
+        check_views(model, {"objects": replace(views["objects"], boxes=None)})
     with pytest.raises(ViewError, match="float32 mask"):
-        model.encode({"grid": replace(views["grid"], mask=torch.ones(3, 4))})
+        check_views(model, {"grid": replace(views["grid"], mask=torch.ones(3, 4))})
     with pytest.raises(ViewError, match="has 2 photos"):
-        model.encode({"grid": views["grid"], "text": random_view(VIEWS["text"], 2)})
+        check_views(model, {"grid": views["grid"], "text": random_view(VIEWS["text"], 2)})
     with pytest.raises(ViewError, match="no view was given"):
-        model.encode({})
+        check_views(model, {})
     with pytest.raises(ViewError, match="unknown view 'gird'"):
-        tiny_model(encoding="model_per_view").encode({"gird": views["grid"]})
+        check_views(tiny_model(encoding="model_per_view"), {"gird": views["grid"]})
 
 
 def test_a_caption_longer_than_its_positions_is_refused() -> None:
@@ -513,7 +514,7 @@ def test_joint_attention_is_that_over_all_tokens_and_its_shares_are_the_weights(
     masks = (torch.ones(3, 5, dtype=torch.bool), torch.tensor([[True, False], [True, True], [True, True]]))
     present = torch.tensor([[True, True], [True, True], [False, True]])
     encoded, query = EncodedViews(("a", "b"), tokens, masks, present), torch.randn(3, 4, 8)
-    found, expected = joint(query, joint.remember(encoded)), plain(query, plain.remember(encoded))
+    found, expected = joint(query, joint.build_memory(encoded)), plain(query, plain.build_memory(encoded))
     assert_close(found.context, expected.context)
     for photo, word, head in itertools.product(range(3), range(4), range(2)):
         asked = (joint.within.query(query[photo, word]) / 4**0.5)[4 * head : 4 * head + 4]
@@ -529,10 +530,12 @@ def test_joint_attention_is_that_over_all_tokens_and_its_shares_are_the_weights(
 def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
     part = aggregators.get("concat_tokens")(("all",), layers=3, d_model=8, heads=2, dropout=0.0)
     tokens, mask, query = torch.randn(2, 3, 5, 8), torch.ones(2, 5, dtype=torch.bool), torch.randn(2, 4, 8)
-    found = part(query, part.remember(EncodedViews(("all",), (tokens,), (mask,), torch.ones(2, 1, dtype=torch.bool))))
+    found = part(
+        query, part.build_memory(EncodedViews(("all",), (tokens,), (mask,), torch.ones(2, 1, dtype=torch.bool)))
+    )
     expected = torch.zeros(2, 4, 8)
     for layer, gate in enumerate(part.gates):
-        seen = part.attention(query, part.attention.remember(tokens[:, layer]), None)
+        seen = part.attention(query, part.attention.keys_values(tokens[:, layer]), None)
         expected = expected + gate(torch.cat([query, seen], dim=-1)).sigmoid() * seen
     assert_close(found.context, expected / 3**0.5)
 
@@ -542,7 +545,7 @@ def test_a_dropped_view_is_as_if_it_were_absent(aggregator: str) -> None:
     model, views, captions = tiny_model(aggregator=aggregator), random_views(), random_captions()
     dropped = replace(model.encode(views), present=torch.tensor([[False, True, True]]).expand(3, -1))
     rest = {name: view for name, view in views.items() if name != "objects"}
-    assert_close(model.decode(captions, model.start(dropped)).logits, model(rest, captions).logits)
+    assert_close(model.decode(captions, model.init_cache(dropped)).logits, model(rest, captions).logits)
 
 
 def test_sinusoids_worked_by_hand() -> None:
@@ -562,7 +565,7 @@ def test_blocks_drop_where_the_release_does(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Dropout, "after_relu", lambda self, x: (seen.append(x.shape[-1]), (x.relu(), 1.0))[1])
     FeedForward(8, 24, 0.1)(torch.randn(2, 8))
     layer = Attention(8, 2, 0.1)
-    layer(torch.randn(1, 3, 8), layer.remember(torch.randn(1, 3, 8)), None)
+    layer(torch.randn(1, 3, 8), layer.keys_values(torch.randn(1, 3, 8)), None)
     assert seen == [24, 8, 8]
 
 
@@ -637,15 +640,15 @@ def test_wrong_positions_are_named() -> None:
     model, text = tiny_model(), random_view(VIEWS["text"], 2)
     far = replace(text, indices=text.indices | {"rank": torch.full((2, 6), 3)})
     with pytest.raises(ViewError, match="'rank' of view 'text' goes from 3 to 3; this model has 0 to 2"):
-        model.encode({"text": far})
+        check_views(model, {"text": far})
     short = replace(text, indices=text.indices | {"rank": torch.zeros(2, 5, dtype=torch.int64)})
     with pytest.raises(ViewError, match=r"has shape \(2, 5\); it must be \(2, 6\)"):
-        model.encode({"text": short})
+        check_views(model, {"text": short})
     boxes = replace(random_view(VIEWS["objects"], 2), boxes=torch.zeros(2, 5, 3))
     with pytest.raises(ViewError, match=r"boxes of view 'objects' have shape \(2, 5, 3\)"):
-        model.encode({"objects": boxes})
-    with pytest.raises(ViewError, match="must be of the same photos"):
-        tiny_model(encoding="model_per_view").encode({"text": text, "grid": random_view(VIEWS["grid"], 3)})
+        check_views(model, {"objects": boxes})
+    with pytest.raises(ViewError, match="has 3 photos, view 'text' has 2"):
+        check_views(tiny_model(encoding="model_per_view"), {"text": text, "grid": random_view(VIEWS["grid"], 3)})
 
 
 @pytest.mark.parametrize("outputs", ["last", "all"])
@@ -670,12 +673,12 @@ def test_what_joint_looks_at_in_a_view_is_what_its_attention_over_that_view_alon
     joint = tiny_model(encoder_outputs=outputs, aggregator="joint", decoder_layers=1).eval()
     views, captions = random_views(), random_captions(3, 2, 5)
     encoded = joint.encode(views)
-    whole = joint.decode(captions, joint.start(encoded)).looks_by_view(encoded)
+    whole = joint.decode(captions, joint.init_cache(encoded)).looks_by_view(encoded)
     for number, (name, mask) in enumerate(zip(encoded.names, encoded.masks, strict=True)):
         only = torch.zeros_like(encoded.present)
         only[:, number] = encoded.present[:, number]
         alone = replace(encoded, present=only)
-        looks = joint.decode(captions, joint.start(alone)).looks_by_view(alone)[number]
+        looks = joint.decode(captions, joint.init_cache(alone)).looks_by_view(alone)[number]
         there = encoded.present[:, number]
         assert there.any()
         assert whole[number].shape == (3, 4, 2 * 5, mask.shape[1])

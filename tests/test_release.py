@@ -158,7 +158,7 @@ def test_all_beams_agree_token_for_token(golden: Golden) -> None:
 def test_losses_and_every_gradient_agree_in_training(golden: Golden) -> None:
     model, contrast = golden.model.train(), golden.contrast.train()
     encoded = model.encode(golden.views)
-    decoded = model.decode(golden.captions, model.start(encoded))
+    decoded = model.decode(golden.captions, model.init_cache(encoded))
     words = caption_xe(decoded.logits[:, :, :-1], golden.captions[:, :, 1:], PAD)
     views = contrast(golden.views, encoded).loss
     (words + golden.dims["contrastive_weight"] * views).backward()

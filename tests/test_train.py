@@ -154,7 +154,7 @@ def test_scst_gradient_equals_the_one_through_stepwise_decoding() -> None:
     from haav.generate.loop import generate
 
     tokens = generate(model, model.encode(views), BeamSearch(3), objective.rules, 6).tokens
-    cache = model.start(model.encode(views))
+    cache = model.init_cache(model.encode(views))
     last, total = torch.full((3, 3, 1), BOS), torch.zeros(3, 3)
     for at in range(tokens.shape[2]):
         decoded = model.decode(last, cache)

@@ -58,13 +58,13 @@ class Dataset:
         for name, number in units[: round(fraction * len(units))]:
             kept.setdefault(name, set()).update(range(len(captions[name])) if by == "photo" else {number})
 
-        def thin(photo: Photo) -> Photo:
+        def keep_some(photo: Photo) -> Photo:
             if photo.split != "train":
                 return photo
             numbers = kept.get(photo.id, set())
             return replace(photo, captions=tuple(text for at, text in enumerate(photo.captions) if at in numbers))
 
-        return Dataset(tuple(thin(photo) for photo in self.photos))
+        return Dataset(tuple(keep_some(photo) for photo in self.photos))
 
 
 def load_dataset(path: str | Path, split: str = "train") -> Dataset:

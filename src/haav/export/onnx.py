@@ -121,7 +121,7 @@ class Reader(nn.Module):
         return [f"{name}.{part}" for name, spec in self.specs.items() for part in _parts(spec)]
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        memory = self.model.start(self.model.encode(self.views(flat))).memory
+        memory = self.model.init_cache(self.model.encode(self.views(flat))).memory
         pairs = [part.memory for layer in memory for part in layer.sources]
         kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
         owners = () if memory[0].owners is None else (memory[0].owners,)
@@ -186,7 +186,7 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
     with torch.no_grad():
         outputs = reader(*example)
         encoded = model.encode(reader.views(example))
-        first = model.start(encoded).memory[0]
+        first = model.init_cache(encoded).memory[0]
     sources = encoded.names if len(first.sources) == len(encoded.names) else ("all",)
     layers = range(len(model.decoder.layers))
     kinds = ("keys", "values")

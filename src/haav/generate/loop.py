@@ -99,7 +99,7 @@ def generate(
     """
     if not len(encoded.present):
         return Generated(torch.zeros(0, 0, 0, dtype=torch.int64), torch.zeros(0, 0, 0), None)
-    decoded = model.decode(_first_words(encoded), model.start(encoded))
+    decoded = model.decode(_first_words(encoded), model.init_cache(encoded))
     photos = torch.arange(len(encoded.present), device=encoded.present.device)
     captions = _no_words(decoded)
     done: list[tuple[Tensor, Generated]] = []

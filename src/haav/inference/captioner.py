@@ -22,6 +22,7 @@ from haav.inference.confidence import confidence
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
+from haav.model.check import check_views
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.photos.images import Picture, is_picture, load_image
@@ -275,6 +276,7 @@ class Captioner:
         sentences = _sentences(views, self.views) if decode.consensus else None
         strategy = build_strategy(decode, self.vocabulary, asked.must, None if sentences else asked.n_best, generator)
         rules = build_rules(decode, self.vocabulary, asked.never)
+        check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
             generated = generate(self.model, encoded, strategy, rules, decode.max_words)

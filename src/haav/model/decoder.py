@@ -23,7 +23,7 @@ class DecoderLayer(nn.Module):
         self, words: Tensor, past: KeyValues | None, causal: Tensor | None, memory: Memory
     ) -> tuple[Tensor, Aggregated, KeyValues]:
         """words (B, C, T, D), of which the past P are in `past` → the same, and the past with them in it"""
-        known = self.attention.remember(words)
+        known = self.attention.keys_values(words)
         if past is not None:
             known = KeyValues(torch.cat([past.keys, known.keys], -2), torch.cat([past.values, known.values], -2))
         attended = self.attention(words, known, causal)
@@ -43,10 +43,10 @@ class Decoder(nn.Module):
         # Row 0 is unused: the release counts words from 1.
         self.register_buffer("positions", sinusoids(max_words + 1, d_model))
 
-    def start(self, encoded: EncodedViews) -> Cache:
+    def init_cache(self, encoded: EncodedViews) -> Cache:
         """The cache before the first word: cross-attention keys and values, once a photo."""
         aggregators = (layer.aggregator for layer in self.layers if isinstance(layer, DecoderLayer))
-        return Cache(tuple(aggregator.remember(encoded) for aggregator in aggregators), words=())
+        return Cache(tuple(aggregator.build_memory(encoded) for aggregator in aggregators), words=())
 
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
         words: list[KeyValues] = []
         for number, layer in enumerate(self.layers):
             past = cache.words[number] if cache.words else None
-            x, found, known = layer(x, past, causal, cache.memory[number])
-            gathered.append(found)
-            words.append(known)
+            x, aggregated, new_past = layer(x, past, causal, cache.memory[number])
+            gathered.append(aggregated)
+            words.append(new_past)
         return x, gathered, Cache(cache.memory, tuple(words), end)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from haav.errors import ViewError, unknown
 from haav.model.dropout import Dropout
-from haav.model.layers import keep_channels, sinusoids, thin
+from haav.model.layers import drop_tokens, keep_channels, sinusoids
 from haav.types import EmbeddedView, View, Views, ViewSpec
 
 GEOMETRY = 6
@@ -52,7 +51,7 @@ class ViewEmbedding(nn.Module):
         cls = self._cls(tokens, view.mask)
         kept = view.mask
         if self.training and self.token_dropout and kept.shape[1]:
-            kept = thin(kept, self.token_dropout)
+            kept = drop_tokens(kept, self.token_dropout)
             tokens = tokens.masked_fill(~kept[..., None], 0.0)
         mask = kept if self.dropped_is_padding else view.mask
         has_view = view.mask.any(dim=1, keepdim=True)
@@ -100,55 +99,16 @@ class ViewEmbeddings(nn.Module):
         return embedding.spec
 
     def forward(self, views: Views) -> tuple[EmbeddedView, ...]:
-        batch, device = self._check(views)
+        """`views` as `check_views` accepts them; one that is left out is absent for every photo"""
+        first = next(iter(views.values())).tokens
         drop: nn.Module | Tensor = self.channel_dropout
         if self.whole_channels and self.training and self.channel_dropout.p:
             weight = next(self.parameters())
-            drop = keep_channels(batch, self.d_model, self.channel_dropout.p, weight)
-        given = (views[name] if name in views else absent(self.spec(name), batch, device) for name in self.names)
-        return tuple(embed(view, drop) for embed, view in zip(self.by_name.values(), given, strict=True))
-
-    def _check(self, views: Views) -> tuple[int, torch.device]:
-        if not views:
-            raise ViewError(f"no view was given. This model reads {', '.join(self.names)}; one of them is enough.")
-        first, *_ = views
-        batch = len(views[first].tokens)
-        for name, view in views.items():
-            if name not in self.by_name:
-                raise ViewError(unknown("view", name, self.names))
-            spec = self.spec(name)
-            if view.tokens.dim() != 3 or view.tokens.shape[2] != spec.dim:
-                raise ViewError(
-                    f"view '{name}' has shape {tuple(view.tokens.shape)}; "
-                    f"this model takes (photos, tokens, {spec.dim})."
-                )
-            if view.mask.shape != view.tokens.shape[:2] or view.mask.dtype != torch.bool:
-                raise ViewError(
-                    f"view '{name}' has a {view.mask.dtype} mask of shape {tuple(view.mask.shape)}; "
-                    f"it must be bool of shape {tuple(view.tokens.shape[:2])}, True where a token is real."
-                )
-            if len(view.tokens) != batch:
-                raise ViewError(f"view '{name}' has {len(view.tokens)} photos, view '{first}' has {batch}.")
-            missing = [index for index in spec.indices if index not in view.indices]
-            missing += ["boxes"] * (spec.boxes and view.boxes is None)
-            if missing:
-                raise ViewError(f"view '{name}' lacks {', '.join(missing)}: positions that this model was built with.")
-            for index, size in spec.indices.items():
-                _check_index(f"'{index}' of view '{name}'", view.indices[index], view.mask, size)
-            if spec.boxes and view.boxes is not None and view.boxes.shape != (*view.mask.shape, 4):
-                raise ViewError(
-                    f"boxes of view '{name}' have shape {tuple(view.boxes.shape)}, not (photos, tokens, 4)."
-                )
-        return batch, views[first].tokens.device
-
-
-def _check_index(what: str, index: Tensor, mask: Tensor, size: int) -> None:
-    if index.shape != mask.shape:
-        raise ViewError(f"{what} has shape {tuple(index.shape)}; it must be {tuple(mask.shape)}, one number a token.")
-    if bool(((index < 0) | (index >= size)).logical_and(mask).any()):
-        raise ViewError(
-            f"{what} goes from {int(index[mask].min())} to {int(index[mask].max())}; this model has 0 to {size - 1}."
+            drop = keep_channels(len(first), self.d_model, self.channel_dropout.p, weight)
+        complete = (
+            views[name] if name in views else absent(self.spec(name), len(first), first.device) for name in self.names
         )
+        return tuple(embed(view, drop) for embed, view in zip(self.by_name.values(), complete, strict=True))
 
 
 def absent(spec: ViewSpec, batch: int, device: torch.device | str) -> View:

@@ -1,4 +1,4 @@
-"""Several models behind the same encode/start/decode: word probabilities are averaged.
+"""Several models behind the same encode/init_cache/decode: word probabilities are averaged.
 
 The paper's "model per view" is one of these; so is its ensemble of four on the test server.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from haav.errors import ConfigError, ViewError, unknown
+from haav.errors import ConfigError
 from haav.model.embed import absent
 from haav.model.haav import Haav
 from haav.types import Cache, Decoded, EnsembleCache, EnsembleEncoded, Views
@@ -31,19 +31,12 @@ class Ensemble(nn.Module):
 
     def encode(self, views: Views) -> EnsembleEncoded:
         """Each member reads the views it knows; one that can see nothing of a photo has no say in it."""
-        known = {name for member in self.members for name in member.encoding.embed.names}
-        for name in views:
-            if name not in known:
-                raise ViewError(unknown("view", name, known))
-        sizes = {name: len(view.tokens) for name, view in views.items()}
-        if len(set(sizes.values())) != 1:
-            raise ViewError(f"views of one batch must be of the same photos; there are {sizes or 'none'}.")
         encoded = [member.encode(own_views(member, views)) for member in self.members]
         sees = torch.stack([part.present.any(dim=1) for part in encoded], dim=1).float()
         return EnsembleEncoded(tuple(encoded), sees / sees.sum(dim=1, keepdim=True).clamp(min=1))
 
-    def start(self, encoded: EnsembleEncoded) -> EnsembleCache:
-        caches = (member.start(part) for member, part in zip(self.members, encoded.members, strict=True))
+    def init_cache(self, encoded: EnsembleEncoded) -> EnsembleCache:
+        caches = (member.init_cache(part) for member, part in zip(self.members, encoded.members, strict=True))
         return EnsembleCache(tuple(caches), encoded.shares)
 
     def decode(self, tokens: Tensor, cache: EnsembleCache) -> Decoded:
@@ -61,7 +54,7 @@ class Ensemble(nn.Module):
         )
 
     def forward(self, views: Views, tokens: Tensor) -> Decoded:
-        return self.decode(tokens, self.start(self.encode(views)))
+        return self.decode(tokens, self.init_cache(self.encode(views)))
 
 
 def own_views(member: Haav, views: Views) -> Views:

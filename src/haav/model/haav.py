@@ -4,7 +4,7 @@ A photo arrives as *views*: token sequences that frozen networks made of it (obj
 
 1. `encode`: one shared transformer encoder reads each view on its own, as if the views were
    augmentations of the photo. Cost grows linearly with the views, parameters not at all.
-   The encoded [CLS] of each view also feeds the contrastive loss (train/momentum.py).
+   The encoded [CLS] of each view also feeds the contrastive loss (contrast.py).
 2. `decode`: each decoder layer attends first within each view, then across views
    (aggregators/hierarchical.py), so every word weighs the views anew. Those weights are
    part of the result.
@@ -36,9 +36,9 @@ class Haav(nn.Module):
         encoded: EncodedViews = self.encoding(views)
         return encoded
 
-    def start(self, encoded: EncodedViews) -> Cache:
+    def init_cache(self, encoded: EncodedViews) -> Cache:
         """The cache before the first word. Its keys and values serve every caption of a photo."""
-        return self.decoder.start(encoded)
+        return self.decoder.init_cache(encoded)
 
     def decode(self, tokens: Tensor, cache: Cache) -> Decoded:
         """The next words of C captions a photo: tokens (B, C, T) → scores, view weights, new cache.
@@ -48,12 +48,12 @@ class Haav(nn.Module):
         decoded: Decoded = self.decoder(tokens, cache)
         return decoded
 
-    def recite(self, tokens: Tensor, wanted: Tensor, encoded: EncodedViews) -> Tensor:
-        """Teacher forcing for losses: whole captions (B, C, T) in, scores (N, words) of what follows each of the N
-        tokens that are `wanted`, (B, C, T) bool. Padding has no part in the largest product of all."""
-        states, _, _ = self.decoder.read(tokens, self.start(encoded))
-        scores: Tensor = self.decoder.output(states[wanted])
-        return scores
+    def teacher_force(self, tokens: Tensor, targets: Tensor, encoded: EncodedViews) -> Tensor:
+        """For losses: whole captions (B, C, T) → logits (N, words) of what follows each of the N tokens that have a
+        target, (B, C, T) bool. The output layer, the largest product of all, skips padding."""
+        hidden, _, _ = self.decoder.read(tokens, self.init_cache(encoded))
+        logits: Tensor = self.decoder.output(hidden[targets])
+        return logits
 
     def forward(self, views: Views, tokens: Tensor) -> Decoded:
-        return self.decode(tokens, self.start(self.encode(views)))
+        return self.decode(tokens, self.init_cache(self.encode(views)))

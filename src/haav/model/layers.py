@@ -54,13 +54,13 @@ class _Projections(nn.Module):
         for linear in (self.query, self.key_value, self.output):
             nn.init.zeros_(linear.bias)
 
-    def finish(self, query: Tensor, mixed: Tensor) -> Tensor:
+    def project_output(self, query: Tensor, mixed: Tensor) -> Tensor:
         normed: Tensor = self.norm(query + self.dropout(self.output(mixed)))
         return normed
 
 
 class Attention(_Projections):
-    """Every query looks at every token of one sequence.
+    """Every query attends to every token of one sequence.
 
     With `slots`, learned keys and values stand beside the tokens' own (the M² memory): they are
     never masked, so a token always has something to attend to.
@@ -73,7 +73,7 @@ class Attention(_Projections):
             self.slot_keys = nn.Parameter(torch.randn(slots, d_model) * heads / d_model)
             self.slot_values = nn.Parameter(torch.randn(slots, d_model) / slots)
 
-    def remember(self, tokens: Tensor) -> KeyValues:
+    def keys_values(self, tokens: Tensor) -> KeyValues:
         """tokens (..., S, D) → keys and values (..., H, S [+ slots], D/H), laid out so that no product copies them"""
         keys, values = (split_heads(part, self.heads) for part in self.key_value(tokens).chunk(2, dim=-1))
         if self.slots:
@@ -85,14 +85,14 @@ class Attention(_Projections):
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
         return KeyValues(keys.transpose(-1, -2).contiguous().transpose(-1, -2), values.contiguous())
 
-    def ask(self, query: Tensor) -> Tensor:
-        """query (..., N, D) → (..., H, N, D/H): made once when the same query looks at several sequences"""
+    def project_query(self, query: Tensor) -> Tensor:
+        """query (..., N, D) → (..., H, N, D/H): made once when the same query attends to several sequences"""
         return split_heads(self.query(query) * self.scale, self.heads)
 
-    def look(self, asked: Tensor, memory: KeyValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """asked (..., H, N, D/H); mask True where looking is allowed, broadcast to (..., H, N, S)
-        → what is found (..., N, D), and where: weights (..., H, N, S [+ slots])"""
-        scores = asked @ memory.keys.transpose(-1, -2)
+    def attend(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """query (..., H, N, D/H); mask True where attending is allowed, broadcast to (..., H, N, S)
+        → context (..., N, D), weights (..., H, N, S [+ slots])"""
+        scores = query @ memory.keys.transpose(-1, -2)
         if mask is not None:
             hidden = nn.functional.pad(~mask, (0, self.slots), value=False) if self.slots else ~mask
             scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
@@ -100,9 +100,9 @@ class Attention(_Projections):
         return (weights @ memory.values).transpose(-2, -3).flatten(-2), weights
 
     def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """query (..., N, D) → what it finds, (..., N, D)"""
-        found, _ = self.look(self.ask(query), memory, mask)
-        return self.finish(query, found)
+        """query (..., N, D) → (..., N, D)"""
+        context, _ = self.attend(self.project_query(query), memory, mask)
+        return self.project_output(query, context)
 
 
 class SetAttention(_Projections):
@@ -127,7 +127,7 @@ class SetAttention(_Projections):
         mixed = _each_head(weights @ items, values.transpose(1, 2))
         bias = self.key_value.bias.chunk(2)[1].view(self.heads, -1)
         mixed = mixed + (bias if mask is None else bias * mask.any(dim=-1)[..., None, None])
-        return self.finish(query, mixed.flatten(-2)), weights
+        return self.project_output(query, mixed.flatten(-2)), weights
 
     def _by_head(self, weight: Tensor) -> Tensor:
         """(D, D) → (H, D/H, D)"""
@@ -165,10 +165,10 @@ class EncoderLayer(nn.Module):
         self.attention = Attention(d_model, heads, dropout, slots)
         self.feed_forward = FeedForward(d_model, d_ff, dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None, asking: int | None = None) -> Tensor:
-        """x (B, S, D), mask (B, S) → (B, S, D), or of the first tokens only that are `asking`"""
-        seen = None if mask is None else mask[:, None, None]
-        attended = self.attention(x[:, :asking], self.attention.remember(x), seen)
+    def forward(self, x: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+        """x (B, S, D), mask (B, S) → (B, S, D), or of the first `queries` tokens only"""
+        visible = None if mask is None else mask[:, None, None]
+        attended = self.attention(x[:, :queries], self.attention.keys_values(x), visible)
         encoded: Tensor = self.feed_forward(attended)
         return encoded
 
@@ -186,14 +186,15 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, cls_only: bool = False) -> Tensor:
         """x (B, S, D), mask (B, S) → (B, L, S, D), the last layer last; L is 1 unless all are kept
 
-        Who needs no more than the first token, [CLS], is spared most of the last layer: then S is 1.
+        With `cls_only`, the last layer computes only the [CLS] token, so S is 1.
         """
-        seen = None if bool(mask.all()) else mask
+        # Without padding no mask is needed. On a GPU the question would wait for all that was queued before it.
+        visible = None if mask.device.type == "cpu" and bool(mask.all()) else mask
         outputs = []
         for layer in self.layers[:-1]:
-            x = layer(x, seen)
+            x = layer(x, visible)
             outputs.append(x[:, :1] if cls_only else x)
-        outputs.append(self.layers[-1](x, seen, asking=1 if cls_only else None))
+        outputs.append(self.layers[-1](x, visible, queries=1 if cls_only else None))
         return torch.stack(outputs if self.keep_all else outputs[-1:], dim=1)
 
 
@@ -203,17 +204,17 @@ def keep_channels(batch: int, channels: int, p: float, like: Tensor) -> Tensor:
     return kept.to(like.dtype) / (1 - p)
 
 
-def thin(mask: Tensor, p: float) -> Tensor:
+def drop_tokens(mask: Tensor, p: float) -> Tensor:
     """Drop each True with probability p, but never a row's last one: the luckiest draw always stays."""
     draws = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1.0)
     luckiest = torch.zeros_like(mask).scatter(1, draws.argmax(dim=1, keepdim=True), True)
     return mask & ((draws >= p) | luckiest)
 
 
-def thin_views(present: Tensor, p: float, draw: str) -> Tensor:
+def drop_views(present: Tensor, p: float, draw: str) -> Tensor:
     """(B, V): the views the decoder still sees, of a photo's own at least one (paper: p_v)."""
     if draw == "photo":
-        return thin(present, p)
+        return drop_tokens(present, p)
     # One draw for the whole batch; a photo that would lose its last view keeps what it has.
-    thinned = present & thin(present.any(dim=0, keepdim=True), p)
+    thinned = present & drop_tokens(present.any(dim=0, keepdim=True), p)
     return torch.where(thinned.any(dim=1, keepdim=True), thinned, present)

@@ -103,7 +103,7 @@ def cost(config: ModelConfig) -> Cost:
         with _Products() as encoding:
             encoded = model.encode(views)
         with _Products() as memory:
-            cache = model.start(encoded)
+            cache = model.init_cache(encoded)
         with _Products() as step:
             model.decode(word, cache)
     return Cost(encoding.total, encoding.batched, memory.total, step.total)

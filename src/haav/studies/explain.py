@@ -133,7 +133,7 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
     seen = {name: [view] for name, view in own.items()}
     with torch.no_grad():
         encoded = model.encode(collate([""], seen, device=device).views)
-        decoded = model.decode(tokens, model.start(encoded))
+        decoded = model.decode(tokens, model.init_cache(encoded))
         targets = torch.tensor(ids, device=device)[None, None, :, None]
         probability = decoded.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
         lost = {}

@@ -29,6 +29,7 @@ from haav.evaluate.scores import SLOW, evaluate
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
 from haav.machine import check_bfloat16
+from haav.model.check import check_views
 from haav.plots import check_installed
 from haav.text import PAD
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -176,10 +177,10 @@ class _Run:
         keys: list[Tensor] = []
         captions = 0
         for part in range(self.config.accumulate):
-            batches = [self._draw_captions(to_device(next(labelled), self.fabric.device), part)]
+            batches = [self._draw_captions(self._checked(next(labelled)), part)]
             captions += int((batches[0].captions[:, :, 0] != PAD).sum())  # type: ignore[index]
             if further is not None:
-                batches.append(to_device(next(further), self.fabric.device))
+                batches.append(self._checked(next(further)))
             found, new_keys = self.learner(StepInput(batches))
             self.fabric.backward(found["loss"] / self.config.accumulate)
             keys += new_keys
@@ -223,6 +224,11 @@ class _Run:
                 f"  The last good checkpoint is safe in {self.files.checkpoint}. Lower train.lr, raise "
                 "train.warmup_steps, or look for broken features: haav store verify."
             )
+
+    def _checked(self, batch: Batch) -> Batch:
+        """Views are checked while they are still on the CPU."""
+        check_views(self.setup.model, batch.views)
+        return to_device(batch, self.fabric.device)
 
     def _draw_captions(self, batch: Batch, part: int) -> Batch:
         """At most `train.captions` of a photo's captions, another draw in each epoch"""

@@ -42,7 +42,7 @@ class CrossEntropy:
         assert batch.captions is not None
         targets = batch.captions[:, :, 1:]
         real = targets != PAD
-        logits = model.recite(batch.captions[:, :, :-1], real, encoded)
+        logits = model.teacher_force(batch.captions[:, :, :-1], real, encoded)
         words = targets[real]
         summed = F.cross_entropy(logits.float(), words, label_smoothing=self.label_smoothing, reduction="sum")
         return {"xe": distributed.mean(summed, real.sum())}
@@ -72,7 +72,7 @@ class SelfCritical:
         rewards = torch.from_numpy(self.score(batch.ids, found.tokens)).to(found.tokens.device, torch.float32)
         inputs = F.pad(found.tokens[:, :, :-1], (1, 0), value=BOS)
         real = found.tokens != PAD
-        logits = model.recite(inputs, real, encoded)
+        logits = model.teacher_force(inputs, real, encoded)
         each = -F.cross_entropy(logits.float(), found.tokens[real], reduction="none")
         logprobs = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=2)
         photos = torch.tensor(len(rewards), device=rewards.device)

@@ -29,7 +29,7 @@ class Aggregator(nn.Module, ABC):
         super().__init__()
 
     @abstractmethod
-    def remember(self, encoded: EncodedViews) -> Memory:
+    def build_memory(self, encoded: EncodedViews) -> Memory:
         """Keys and values of the encoded tokens; made once a photo."""
 
     @abstractmethod
@@ -51,29 +51,29 @@ class ViewAggregator(Aggregator):
         self.within = Attention(d_model, heads, dropout)
         self.across_layers = SetAttention(d_model, heads, dropout) if layers > 1 else None
 
-    def remember(self, encoded: EncodedViews) -> Memory:
+    def build_memory(self, encoded: EncodedViews) -> Memory:
         sources = (
-            Source(self.within.remember(tokens), mask)
+            Source(self.within.keys_values(tokens), mask)
             for tokens, mask in zip(encoded.tokens, encoded.masks, strict=True)
         )
         return Memory(tuple(sources), encoded.present)
 
-    def pick_layers(self, query: Tensor, found: Tensor) -> Tensor:
-        """query (..., 1 or V, D), found (..., V, L, D) → (..., V, D)"""
+    def pick_layers(self, query: Tensor, per_layer: Tensor) -> Tensor:
+        """query (..., 1 or V, D), per_layer (..., V, L, D) → (..., V, D)"""
         if self.across_layers is None:
-            return found.squeeze(-2)
-        chosen, _ = self.across_layers(query, found)
+            return per_layer.squeeze(-2)
+        chosen, _ = self.across_layers(query, per_layer)
         return chosen  # type: ignore[no-any-return]
 
 
-def remember_together(attention: Attention, encoded: EncodedViews) -> Memory:
+def build_joint_memory(attention: Attention, encoded: EncodedViews) -> Memory:
     """The tokens of all views as one sequence, in which views that are not there are hidden"""
-    seen = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
-    mask, memory = torch.cat(seen, dim=1), attention.remember(torch.cat(encoded.tokens, dim=2))
+    visible = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
+    mask, memory = torch.cat(visible, dim=1), attention.keys_values(torch.cat(encoded.tokens, dim=2))
     # Who sees nothing finds nothing, instead of the mean of padding.
     values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)
-    columns = torch.eye(len(seen), dtype=values.dtype, device=mask.device)
-    owners = torch.cat([part[..., None] * column for part, column in zip(seen, columns, strict=True)], dim=1)
+    columns = torch.eye(len(visible), dtype=values.dtype, device=mask.device)
+    owners = torch.cat([part[..., None] * column for part, column in zip(visible, columns, strict=True)], dim=1)
     return Memory((Source(KeyValues(memory.keys, values), mask),), encoded.present, owners)
 
 
@@ -81,17 +81,19 @@ class TwoTierAggregator(ViewAggregator):
     """Attend within each view; a subclass goes across."""
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
-        asked = self.within.ask(query).unsqueeze(1)
-        seen = (self.within.look(asked, view.memory, view.mask[:, None, None, None]) for view in memory.sources)
-        mixed, looks = zip(*seen, strict=True)
-        # Each view is looked at for itself, at its own length; what was found goes on as one: (B, N, V, L, D)
-        found = self.within.finish(query[:, :, None, None], torch.stack(mixed, dim=1).permute(0, 3, 1, 2, 4))
-        chosen = self.pick_layers(query[:, :, None], found)
-        return replace(self.across(query, chosen, memory.present[:, None]), looks=looks)
+        heads = self.within.project_query(query).unsqueeze(1)
+        # Each view is attended to at its own length; the results go on as one tensor (B, N, V, L, D).
+        attended = (self.within.attend(heads, view.memory, view.mask[:, None, None, None]) for view in memory.sources)
+        mixed, looks = zip(*attended, strict=True)
+        per_layer = self.within.project_output(
+            query[:, :, None, None], torch.stack(mixed, dim=1).permute(0, 3, 1, 2, 4)
+        )
+        contexts = self.pick_layers(query[:, :, None], per_layer)
+        return replace(self.across(query, contexts, memory.present[:, None]), looks=looks)
 
     @abstractmethod
-    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
-        """query (B, N, D), found (B, N, V, D), present (B, 1, V)"""
+    def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
+        """query (B, N, D), contexts (B, N, V, D) one per view, present (B, 1, V)"""
 
 
 aggregators: Registry[Aggregator] = Registry("aggregator")

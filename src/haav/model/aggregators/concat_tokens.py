@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from haav.model.aggregators.base import Aggregator, aggregators, remember_together
+from haav.model.aggregators.base import Aggregator, aggregators, build_joint_memory
 from haav.model.aggregators.gate import new_gate
 from haav.model.layers import Attention
 from haav.types import Aggregated, EncodedViews, Memory
@@ -26,19 +26,19 @@ class ConcatTokensAggregator(Aggregator):
         self.attention = Attention(d_model, heads, dropout)
         self.gates = nn.ModuleList(new_gate(d_model) for _ in range(layers if layers > 1 else 0))
 
-    def remember(self, encoded: EncodedViews) -> Memory:
-        return remember_together(self.attention, encoded)
+    def build_memory(self, encoded: EncodedViews) -> Memory:
+        return build_joint_memory(self.attention, encoded)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
-        looked, _ = self.attention.look(
-            self.attention.ask(query).unsqueeze(1), source.memory, source.mask[:, None, None, None]
+        looked, _ = self.attention.attend(
+            self.attention.project_query(query).unsqueeze(1), source.memory, source.mask[:, None, None, None]
         )
-        per_layer = self.attention.finish(query.unsqueeze(1), looked)
+        per_layer = self.attention.project_output(query.unsqueeze(1), looked)
         if not self.gates:
             return Aggregated(per_layer.squeeze(1), None)
         total = torch.zeros_like(query)
         for number, gate in enumerate(self.gates):
-            found = per_layer[:, number]
-            total = total + gate(torch.cat([query, found], dim=-1)).sigmoid() * found
+            context = per_layer[:, number]
+            total = total + gate(torch.cat([query, context], dim=-1)).sigmoid() * context
         return Aggregated(total / len(self.gates) ** 0.5, None)

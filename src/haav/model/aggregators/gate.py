@@ -10,7 +10,7 @@ from haav.types import Aggregated
 
 
 def new_gate(d_model: int) -> nn.Linear:
-    """How much of a found context to let through, channel by channel, from (query, context)."""
+    """How much of a context to let through, channel by channel, from (query, context)."""
     gate = nn.Linear(2 * d_model, d_model)
     nn.init.xavier_uniform_(gate.weight)
     nn.init.zeros_(gate.bias)
@@ -30,11 +30,11 @@ class GateAggregator(TwoTierAggregator):
         super().__init__(views, layers, d_model, heads, dropout)
         self.gates = nn.ModuleDict({view: new_gate(d_model) for view in views})
 
-    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
-        kept = present[..., None].to(found.dtype)
+    def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
+        kept = present[..., None].to(contexts.dtype)
         total = torch.zeros_like(query)
         for number, gate in enumerate(self.gates.values()):
-            view = found[:, :, number]
+            view = contexts[:, :, number]
             total = total + self.squash(gate(torch.cat([query, view], dim=-1))) * view * kept[:, :, number]
         return Aggregated(total * kept.sum(dim=2).clamp(min=1).rsqrt(), None)
 

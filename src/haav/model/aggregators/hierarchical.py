@@ -23,6 +23,6 @@ class HierarchicalAggregator(TwoTierAggregator):
         super().__init__(views, layers, d_model, heads, dropout)
         self.across_views = SetAttention(d_model, heads, dropout)
 
-    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
-        context, weights = self.across_views(query, found, present)
+    def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
+        context, weights = self.across_views(query, contexts, present)
         return Aggregated(context, weights)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from haav.model.aggregators.base import ViewAggregator, aggregators, remember_together
+from haav.model.aggregators.base import ViewAggregator, aggregators, build_joint_memory
 from haav.types import Aggregated, EncodedViews, Memory
 
 
@@ -16,14 +16,14 @@ class JointAggregator(ViewAggregator):
 
     exposes_weights = True
 
-    def remember(self, encoded: EncodedViews) -> Memory:
-        return remember_together(self.within, encoded)
+    def build_memory(self, encoded: EncodedViews) -> Memory:
+        return build_joint_memory(self.within, encoded)
 
     def forward(self, query: Tensor, memory: Memory) -> Aggregated:
         (source,) = memory.sources
-        seen = source.mask[:, None, None, None]
-        found, shares = self.within.look(self.within.ask(query).unsqueeze(1), source.memory, seen)
-        context = self.pick_layers(query, self.within.finish(query.unsqueeze(1), found).transpose(1, 2))
+        heads = self.within.project_query(query).unsqueeze(1)
+        mixed, shares = self.within.attend(heads, source.memory, source.mask[:, None, None, None])
+        context = self.pick_layers(query, self.within.project_output(query.unsqueeze(1), mixed).transpose(1, 2))
         assert memory.owners is not None
         drawn = shares @ memory.owners[:, None, None]  # (B, L, H, N, V)
         return Aggregated(context, drawn.mean(dim=1).transpose(1, 2), (shares,))

@@ -13,9 +13,9 @@ class MeanAggregator(TwoTierAggregator):
 
     exposes_weights = False
 
-    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
+    def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
         kept = present[..., None]
-        total = found.masked_fill(~kept, 0.0).sum(dim=2)
+        total = contexts.masked_fill(~kept, 0.0).sum(dim=2)
         return Aggregated(total / kept.sum(dim=2).clamp(min=1), None)
 
 
@@ -25,7 +25,7 @@ class MaxAggregator(TwoTierAggregator):
 
     exposes_weights = False
 
-    def across(self, query: Tensor, found: Tensor, present: Tensor) -> Aggregated:
+    def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
         kept = present[..., None]
-        largest = found.masked_fill(~kept, torch.finfo(found.dtype).min).amax(dim=2)
+        largest = contexts.masked_fill(~kept, torch.finfo(contexts.dtype).min).amax(dim=2)
         return Aggregated(largest.masked_fill(~kept.any(dim=2), 0.0), None)

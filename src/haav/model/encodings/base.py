@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from haav.model.embed import ViewEmbeddings
-from haav.model.layers import Encoder, thin_views
+from haav.model.layers import Encoder, drop_views
 from haav.registry import Registry
 from haav.types import EmbeddedView, EncodedViews, Views
 
@@ -54,7 +54,7 @@ class Encoding(nn.Module, ABC):
         tokens, masks = zip(*self.encode(self.embed(views), cls_only), strict=True)
         present = torch.stack([mask.any(dim=1) for mask in masks], dim=1)
         if self.training and self.view_dropout:
-            present = thin_views(present, self.view_dropout, self.view_dropout_draw)
+            present = drop_views(present, self.view_dropout, self.view_dropout_draw)
         return EncodedViews(self.names, tokens, masks, present)
 
 
