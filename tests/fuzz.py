@@ -176,7 +176,7 @@ def stores(folder: Path) -> Check:
 
     from haav.store import Store, ViewManifest
     from haav.store.records import pack, unpack
-    from haav.store.shards import export, read_shard
+    from haav.store.shards import read_shard
     from haav.types import PhotoView, ViewSpec
 
     _quiet_torch()
@@ -186,7 +186,7 @@ def stores(folder: Path) -> Check:
     with Store(folder / "store", write=True) as store:
         store.add_view("toy", ViewManifest(spec, "fingerprint", "CC0"))
         store.put("toy", {f"photo {number}": view for number in range(6)})
-        export(store, ["toy"], folder / "shards", 3)
+        write_shards(store, ["toy"], folder / "shards", 3)
     shard = sorted((folder / "shards").glob("*.tar"))[0].read_bytes()
 
     def check(rng: random.Random) -> None:
@@ -226,11 +226,11 @@ def exports(folder: Path) -> Check:
     from haav.export.portable import PortableCaptioner
 
     _quiet_torch()
-    from haav.export.onnx import export
+    from haav.export.onnx import export_onnx
     from test_export import tiny_captioner
 
     tiny_captioner(folder / "model", {})
-    export(folder / "model", folder / "out")
+    export_onnx(folder / "model", folder / "out")
     names = ("portable.json", "vocabulary.json")
     return _damaged(folder / "out", folder / "copy", lambda place: PortableCaptioner(place, 1) and None, names)
 

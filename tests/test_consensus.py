@@ -144,14 +144,14 @@ def test_labels_pass_through_a_batch_and_are_left_out_where_there_are_none() -> 
 def test_an_export_weighs_as_its_model_does(captioner: Captioner, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the onnx extra")
     pytest.importorskip("onnx", reason="needs the onnx extra")
-    from haav.export.onnx import export
+    from haav.export.onnx import export_onnx
     from haav.export.portable import PortableCaptioner
 
     told = captioner.with_config(override(captioner.config, "decode", {"consensus": 40.0, "beam": 6}))
     told.save_pretrained(tmp_path / "model")
     own = captioner.extractors.options if captioner.extractors else {}
     pack(tmp_path / "model", tmp_path / "packed", own["bridge"], own["textdb"])
-    export(tmp_path / "packed", tmp_path / "out")
+    export_onnx(tmp_path / "packed", tmp_path / "out")
     photos = sorted(SAMPLES.glob("*.jpg"))
     ours, portable = haav.load(tmp_path / "packed"), PortableCaptioner(tmp_path / "out")
     for one, other in zip(ours.caption(photos, n_best=4), portable.caption(photos, n_best=4), strict=True):

@@ -38,7 +38,7 @@ from tiny import VIEWS, tiny_config
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
-from haav.export.onnx import export
+from haav.export.onnx import export_onnx
 from haav.export.portable import PortableCaptioner
 from haav.export.portable.eyes import objects, pool
 from haav.export.portable.search import Search
@@ -106,7 +106,7 @@ def tiny_captioner(folder: Path, decode: dict[str, Any], **model: Any) -> Captio
 )
 def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, Any]) -> None:
     captioner = tiny_captioner(tmp_path / "model", decode)
-    export(tmp_path / "model", tmp_path / "out")
+    export_onnx(tmp_path / "model", tmp_path / "out")
     portable = PortableCaptioner(tmp_path / "out")
     for seed in range(6):
         seen = random_views(VIEWS, 1 + seed, seed)
@@ -130,7 +130,7 @@ def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, A
 )
 def test_any_single_model_can_be_exported(tmp_path: Path, model: dict[str, Any]) -> None:
     captioner = tiny_captioner(tmp_path / "model", {}, **model)
-    export(tmp_path / "model", tmp_path / "out")
+    export_onnx(tmp_path / "model", tmp_path / "out")
     portable = PortableCaptioner(tmp_path / "out")
     seen = random_views(VIEWS, 4, 0)
     ours = captioner.caption_views(collate([""] * 4, seen).views)
@@ -281,10 +281,10 @@ def test_pooling_and_the_choice_of_boxes_are_those_of_the_views() -> None:
 def test_what_cannot_be_exported_or_read_is_said(tmp_path: Path, exported: Path) -> None:
     tiny_captioner(tmp_path / "samples", {"method": "sample"})
     with pytest.raises(ConfigError, match="plain beam search"):
-        export(tmp_path / "samples", tmp_path / "out")
+        export_onnx(tmp_path / "samples", tmp_path / "out")
     tiny_captioner(tmp_path / "many", {}, encoding="model_per_view")
     with pytest.raises(ConfigError, match="an ensemble cannot be exported"):
-        export(tmp_path / "many", tmp_path / "out")
+        export_onnx(tmp_path / "many", tmp_path / "out")
     with pytest.raises(CheckpointError, match="not what `haav export` writes"):
         PortableCaptioner(tmp_path)
     (tmp_path / "broken").mkdir()
@@ -307,7 +307,7 @@ def test_the_shipped_model_gives_the_same_captions_of_two_hundred_photos(tmp_pat
         pytest.skip("needs the photos of ../shared/data")
     items = find_items([str(folder / "flickr8k")], lambda most: b"")[:200]
     photos = [item.read() for item in items]
-    export("best", tmp_path / "out")
+    export_onnx("best", tmp_path / "out")
     ours, portable = haav.load(), PortableCaptioner(tmp_path / "out")
     differ = [
         (item.name, one.text, other.text)

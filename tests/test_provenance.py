@@ -18,7 +18,7 @@ from haav.cli.main import main
 from haav.data.annotations import Photo, load_dataset
 from haav.data.toy import make_toy
 from haav.errors import CheckpointError, ConfigError, ViewError
-from haav.export.onnx import export
+from haav.export.onnx import export_onnx
 from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
 from haav.inference.predict import predict
@@ -160,7 +160,7 @@ def test_stored_views_are_those_that_the_model_was_trained_with(world: Path, tmp
     captioner = Captioner.from_pretrained(world / "model")
     for name in ("ours-store", "theirs-store"):
         with Store(world / name) as store:
-            shards.export(store, ["cells", "text_whole"], tmp_path / name)
+            shards.write_shards(store, ["cells", "text_whole"], tmp_path / name)
     photos = [Photo(ref.id, "val") for ref in find_photos([SAMPLES])[:2]]
     for ours in (world / "ours-store", tmp_path / "ours-store"):
         assert len(list(predict(captioner, open_store(ours), photos))) == 2
@@ -250,9 +250,9 @@ def test_export_refuses_what_captioning_would(world: Path, tmp_path: Path) -> No
     pack(save_model(tmp_path / "whole", config.model.views, {}), tmp_path / "packed", *theirs)
     stamped = save_model(tmp_path / "packed", config.model.views, dict(config.made_by))
     with pytest.raises(ViewError, match="another 'text_whole'"):
-        export(stamped, tmp_path / "out")
+        export_onnx(stamped, tmp_path / "out")
     with pytest.raises(ViewError, match="haav pack"):
-        export(world / "model", tmp_path / "out")
+        export_onnx(world / "model", tmp_path / "out")
 
 
 def test_training_records_the_stores_makers_and_goes_on_with_them_only(

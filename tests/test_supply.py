@@ -116,11 +116,11 @@ def test_two_builds_are_the_same_file_and_it_captions_in_a_clean_environment(tmp
 @pytest.mark.slow
 def test_an_export_captions_in_an_environment_without_torch(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs the onnx extra")
-    from haav.export.onnx import export
+    from haav.export.onnx import export_onnx
 
     (tmp_path / "wheel").mkdir()
     wheel = build(tmp_path / "wheel")
-    export("best", tmp_path / "exported")
+    export_onnx("best", tmp_path / "exported")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
     pip = [str(tmp_path / "clean/bin/pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "--no-deps", str(wheel)], check=True)

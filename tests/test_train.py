@@ -36,7 +36,7 @@ from haav.model.layers import FeedForward
 from haav.model.losses import self_critical
 from haav.pretrained import load_weights
 from haav.store import Store, shards
-from haav.store.shards import export
+from haav.store.shards import write_shards
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -556,7 +556,7 @@ def test_a_run_streams_from_shards_and_reads_each_once_an_epoch(
 ) -> None:
     dataset, store = make_toy(tmp_path / "toy")
     with Store(store) as opened:
-        export(opened, sorted(opened.views), tmp_path / "shards", shard_size=40)
+        write_shards(opened, sorted(opened.views), tmp_path / "shards", shard_size=40)
     read: list[str] = []
     plain = shards.read_shard
     monkeypatch.setattr(shards, "read_shard", lambda path: (read.append(path.name), plain(path))[1])

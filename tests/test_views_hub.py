@@ -173,7 +173,7 @@ def folder(models: Path, tmp_path: Path) -> Path:
 
 def database(models: Path, vectors: torch.Tensor, owners: dict[int, str] | None = None) -> TextDatabase:
     entries = [Entry(f"text {row}", (owners[row],) if owners and row in owners else ()) for row in range(len(vectors))]
-    encoder = hub_clip.text_encoder_name(hub.find_model(models / "clip", "clip_text_model"))
+    encoder = hub_clip.text_encoder_name(hub.find_hub_model(models / "clip", "clip_text_model"))
     return TextDatabase(entries, torch.nn.functional.normalize(vectors, dim=1).half(), Manifest(encoder))
 
 
@@ -193,7 +193,7 @@ def text_view(models: Path, name: str, textdb: TextDatabase | None = None) -> hu
 
 def prepared(models: Path, name: str, picture: Image.Image) -> torch.Tensor:
     defaults = {"do_center_crop": True} if name == "clip" else None
-    return hub.load_preparation(hub.find_model(models / name, "model"), defaults)(picture)
+    return hub.load_preparation(hub.find_hub_model(models / name, "model"), defaults)(picture)
 
 
 @pytest.mark.parametrize(("name", "processor"), [("clip", "CLIP"), ("detr", "Detr"), ("rtdetr", "RTDetr")])

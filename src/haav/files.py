@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from haav.errors import DataError
+from haav.errors import DataError, HaavError
 
 Writer = Callable[[Path], Any]
 
@@ -43,6 +45,23 @@ def write_together(files: Mapping[Path, Writer]) -> None:
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+
+
+def read_text(path: Path, most: int, error: type[HaavError] = DataError) -> str:
+    """A file of text in UTF-8, perhaps gzipped, of at most so many bytes; any fault is an `error` that names it"""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        raise error(f"{path} is missing.") from None
+    except (OSError, EOFError, zlib.error) as fault:
+        raise error(f"cannot read {path}: {fault}.") from None
+    if len(data) > most:
+        raise error(f"{path} holds more than {most:,} bytes, the most that is read of such a file.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise error(f"{path} is not text in UTF-8.") from None
 
 
 def json_of(text: str | bytes) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from haav.config import Config, ModelConfig, flatten, parse, to_dict
 from haav.errors import CheckpointError, did_you_mean
-from haav.files import Writer, json_of, write_together
+from haav.files import Writer, json_of, read_text, write_together
 from haav.model.build import build_model, resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -79,7 +79,7 @@ def saved_dtype(directory: str | Path) -> torch.dtype:
 def read_config(directory: str | Path) -> Config:
     """What a model directory says of itself"""
     path = find_model(directory) / CONFIG
-    return _config_from(_parse_json(_read_text(path), path), path)
+    return _config_from(_parse_json(read_text(path, MAX_JSON_BYTES, CheckpointError), path), path)
 
 
 def load_pretrained(
@@ -87,7 +87,10 @@ def load_pretrained(
 ) -> tuple[Haav | Ensemble, Config, Vocabulary]:
     """The model in evaluation mode, its config and words; any fault is a CheckpointError that names the file."""
     directory = find_model(directory)
-    settings, words = _read_text(directory / CONFIG), _read_text(directory / VOCABULARY)
+    settings, words = (
+        read_text(directory / CONFIG, MAX_JSON_BYTES, CheckpointError),
+        read_text(directory / VOCABULARY, MAX_JSON_BYTES, CheckpointError),
+    )
     config = _config_from(_parse_json(settings, directory / CONFIG), directory / CONFIG)
     vocabulary = Vocabulary.from_json(_parse_json(words, directory / VOCABULARY))
     if len(vocabulary) != config.model.vocabulary_size:
@@ -177,19 +180,6 @@ def _config_from(data: Any, path: Path) -> Config:
     if problems or more:
         raise CheckpointError(f"{path}: " + "; ".join([*problems, *more]))
     return config
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read.")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing.") from None
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path} is not text in UTF-8.") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from None
 
 
 def _parse_json(text: str, path: Path) -> Any:

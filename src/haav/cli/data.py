@@ -135,7 +135,7 @@ def store(
             print(f"{path}: {sum(opened.count(name) for name in chosen):,} records, {len(faults)} damaged.")
             return 1 if faults else 0
         else:
-            written = shards.export(opened, chosen, Path(out or f"{path}-shards"), shard_size)
+            written = shards.write_shards(opened, chosen, Path(out or f"{path}-shards"), shard_size)
             print(f"{written} shards in {out or f'{path}-shards'}.")
     return 0
 

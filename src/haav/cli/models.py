@@ -48,9 +48,9 @@ def export(
     out: Annotated[str, "folder to write"],
 ) -> int:
     """Write a model as ONNX graphs; `python -m haav.export.portable` captions with them where there is no torch."""
-    from haav.export.onnx import export
+    from haav.export.onnx import export_onnx
 
-    parts = export(model, out)
+    parts = export_onnx(model, out)
     print(f"{out}: {len(parts)} files, {sum(parts.values()) / 1e6:.1f} MB.")
     print(f"  Try it: python -m haav.export.portable {out} photo.jpg")
     return 0

@@ -12,6 +12,7 @@ import yaml
 from haav.config.parse import Given, SettingPath, flatten, parse
 from haav.config.schema import Config
 from haav.errors import ConfigError, unknown
+from haav.files import read_text
 
 MAX_BYTES = 1_000_000
 TABLES = (("model", "views"),)
@@ -71,7 +72,7 @@ def read_settings(
 
 
 def _file_layers(path: Path, preset: str | None) -> list[Source]:
-    return _layers(_read_text(path), str(path), base=preset)
+    return _layers(read_text(path, MAX_BYTES, ConfigError), str(path), base=preset)
 
 
 def _preset_layers(name: str) -> list[Source]:
@@ -117,17 +118,6 @@ def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin} must hold settings like 'model: …', not a {type(tree).__name__}.")
     return tree
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes; a config is at most {MAX_BYTES:,}.")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text in UTF-8.") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read config {path}: {error.strerror}.") from None
 
 
 def flags_from(pairs: Sequence[tuple[str, str]]) -> dict[SettingPath, Given]:

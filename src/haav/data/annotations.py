@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import random
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from haav.errors import ConfigError, DataError, unknown
+from haav.files import read_text
 from haav.photos.sources import SUFFIXES
 
 MAX_BYTES = 2_000_000_000
@@ -77,7 +76,7 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     if path.is_dir():
         return _folder(path, split)
     name = path.name.removesuffix(".gz")
-    text = read_text(path)
+    text = read_text(path, MAX_BYTES)
     try:
         if name.endswith(".csv"):
             rows: Iterable[Any] = csv.DictReader(io.StringIO(text))
@@ -158,7 +157,7 @@ def _folder(path: Path, split: str) -> Dataset:
     """captions.txt has `name<TAB>caption`, `name,caption` or Flickr's `name#0<TAB>caption`; others: unlabelled."""
     pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
     known: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
-    for number, line in enumerate(read_text(path / "captions.txt").splitlines(), 1):
+    for number, line in enumerate(read_text(path / "captions.txt", MAX_BYTES).splitlines(), 1):
         if not line.strip() or line.lower().replace(" ", "") == "image,caption":
             continue
         image, separator, caption = line.partition("\t" if "\t" in line else ",")
@@ -197,24 +196,6 @@ def parse_json(text: str) -> Any:
         return found
 
     return json.loads(text, object_pairs_hook=unique)
-
-
-def read_text(path: Path) -> str:
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}.") from None
-    if len(data) > MAX_BYTES:
-        raise DataError(f"{path} unpacks to more than {MAX_BYTES:,} bytes.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8.") from None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from haav.data.annotations import Photo, load_dataset, parse_json, read_text
+from haav.data.annotations import MAX_BYTES, Photo, load_dataset, parse_json
 from haav.errors import ConfigError, DataError, unknown
-from haav.files import write_atomically
+from haav.files import read_text, write_atomically
 
 FORMATS = ("coco", "coco-server")
 
@@ -18,7 +18,7 @@ FORMATS = ("coco", "coco-server")
 def load_predictions(path: str | Path) -> dict[str, str]:
     """COCO results `[{"image_id", "caption"}]`, the same as JSONL, or `{id: caption}`; `.gz` is fine."""
     path = Path(path)
-    text = read_text(path)
+    text = read_text(path, MAX_BYTES)
     try:
         if path.name.removesuffix(".gz").endswith(".jsonl"):
             data: Any = [parse_json(line) for line in text.split("\n") if line.strip()]
@@ -61,7 +61,7 @@ def load_references(path: str | Path, split: str | None = None) -> tuple[Photo, 
 def load_objects(path: str | Path, photos: Sequence[Photo]) -> dict[str, tuple[str, ...]]:
     """`{id: [names]}`; a photo that is not named has none"""
     try:
-        data = parse_json(read_text(Path(path)))
+        data = parse_json(read_text(Path(path), MAX_BYTES))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not whole JSON: {error}.") from None
     if not isinstance(data, dict) or not all(isinstance(names, list) for names in data.values()):

@@ -44,7 +44,7 @@ PHOTOS, CAPTIONS, PAST = 2, 3, 4
 """sizes that graphs are traced with; none of them is kept"""
 
 
-def export(model: str | Path, out: str | Path) -> dict[str, int]:
+def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     """Write it → bytes by file"""
     home = find_model(model)
     captioner = Captioner.from_pretrained(home)

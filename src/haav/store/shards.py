@@ -30,7 +30,7 @@ WINDOW = 2
 """shards whose photos are mixed"""
 
 
-def export(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000) -> int:
+def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000) -> int:
     """Photos that have all of the views, in order of name; returns the number of shards."""
     ids = store.ids(views[0]) if views else []
     for view in views[1:]:

@@ -55,7 +55,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     position: Position
     finished: bool
     """False: it was asked to stop; a resumed run goes on"""
@@ -63,7 +63,7 @@ class Outcome:
 
 def train(
     config: Config, out: str | Path, init: str | Path | None = None, report: Callable[[Status], None] = lambda _: None
-) -> Outcome:
+) -> TrainingResult:
     """A new run in the folder `out`; `init`: a model directory to start from."""
     files = RunFiles(Path(out))
     fabric = _connect(config)
@@ -76,7 +76,9 @@ def train(
         return run.go()
 
 
-def resume(out: str | Path, epochs: int | None = None, report: Callable[[Status], None] = lambda _: None) -> Outcome:
+def resume(
+    out: str | Path, epochs: int | None = None, report: Callable[[Status], None] = lambda _: None
+) -> TrainingResult:
     """Go on with a run where its last checkpoint is; `epochs`: as many in all instead of what it was to do"""
     files = RunFiles(Path(out))
     config, vocabulary = files.read()
@@ -129,19 +131,19 @@ class _Run:
         )
         self.files.rewind(self.position.step)
 
-    def go(self) -> Outcome:
+    def go(self) -> TrainingResult:
         with _stop_signals() as stop:
             while self.position.epoch < self.config.epochs:
                 if not self._epoch(stop):
                     self.save()
-                    return Outcome(self.position, finished=False)
+                    return TrainingResult(self.position, finished=False)
                 self.position.epoch, self.position.batch = self.position.epoch + 1, 0
                 if self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs:
                     self._evaluate()
                 self.save()
                 if self.config.patience and self.position.worse >= self.config.patience:
                     break
-        return Outcome(self.position, finished=True)
+        return TrainingResult(self.position, finished=True)
 
     def _epoch(self, stop: threading.Event) -> bool:
         """The rest of the epoch; False: asked to stop before its end"""

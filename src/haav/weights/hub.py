@@ -75,7 +75,7 @@ class HubModel:
         return digest.hexdigest()[:16]
 
 
-def find_model(name: str | Path, option: str) -> HubModel:
+def find_hub_model(name: str | Path, option: str) -> HubModel:
     """A folder, or a hub name (`owner/model`, `owner/model@revision`), downloaded once and then used from the cache."""
     transformers()
     folder = Path(name).expanduser()

@@ -87,7 +87,7 @@ def read_clip(source: str | Path | None = None) -> dict[str, Tensor]:
 
 
 def _find(source: str | Path) -> hub.HubModel:
-    return hub.find_model(source, "clip_source")
+    return hub.find_hub_model(source, "clip_source")
 
 
 def read_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:

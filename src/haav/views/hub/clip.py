@@ -177,7 +177,7 @@ def text_encoder_name(model: hub.HubModel) -> str:
 
 
 def _find_clip(name: str | Path, option: str) -> hub.HubModel:
-    model = hub.find_model(name, option)
+    model = hub.find_hub_model(name, option)
     kind = model.config.get("model_type")
     if kind not in ("clip", "clip_vision_model", "clip_text_model"):
         raise ViewError(

@@ -31,7 +31,7 @@ class DetrObjectsExtractor(Extractor):
 
     def __init__(self, detr_model: str | Path = DETR_MODEL, device: str = "cpu") -> None:
         super().__init__(device)
-        self.model = hub.find_model(detr_model, "detr_model")
+        self.model = hub.find_hub_model(detr_model, "detr_model")
         self.network = hub.load_network(self.model, "AutoModelForObjectDetection", device)
         self.prepare = hub.load_preparation(self.model, None)
         config = self.network.config
