@@ -87,10 +87,7 @@ def load_pretrained(
 ) -> tuple[Haav | Ensemble, Config, Vocabulary]:
     """The model in evaluation mode, its config and words; any fault is a CheckpointError that names the file."""
     directory = find_model(directory)
-    settings, words = (
-        read_text(directory / CONFIG, MAX_JSON_BYTES, CheckpointError),
-        read_text(directory / VOCABULARY, MAX_JSON_BYTES, CheckpointError),
-    )
+    settings, words = (read_text(directory / name, MAX_JSON_BYTES, CheckpointError) for name in (CONFIG, VOCABULARY))
     config = _config_from(_parse_json(settings, directory / CONFIG), directory / CONFIG)
     vocabulary = Vocabulary.from_json(_parse_json(words, directory / VOCABULARY))
     if len(vocabulary) != config.model.vocabulary_size:
