@@ -176,7 +176,7 @@ def stores(folder: Path) -> Check:
 
     from haav.store import Store, ViewManifest
     from haav.store.records import pack, unpack
-    from haav.store.shards import read_shard
+    from haav.store.shards import read_shard, write_shards
     from haav.types import PhotoView, ViewSpec
 
     _quiet_torch()
