@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 from PIL import Image
 
 SIDE = 900
 """pixels of the longest side of a photo in a page"""
+
+
+_templates = Environment(loader=PackageLoader("haav.studies"), autoescape=True)
 
 
 @cache
@@ -25,13 +29,12 @@ def part(name: str) -> str:
 def render(title: str, image: Image.Image, explanation: dict[str, Any]) -> str:
     """The page of a photo by its explanation as `Explanation.to_json` gives it"""
     data = json.dumps({"title": title, "image": data_uri(image), **explanation}, ensure_ascii=False)
-    # A script ends at the first "</", also within a string: captions must not be able to end it.
-    return (
-        part("explain.html")
-        .replace("{{title}}", html.escape(title))
-        .replace("{{style}}", part("style.css"))
-        .replace("{{script}}", part("explain.js"))
-        .replace("{{data}}", data.replace("<", "\\u003c"))
+    return _templates.get_template("explain.html").render(
+        title=title,
+        style=Markup(part("style.css")),
+        script=Markup(part("explain.js")),
+        # A script ends at the first "</", also within a string: captions must not be able to end it.
+        data=Markup(data.replace("<", "\\u003c")),
     )
 
 

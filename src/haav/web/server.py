@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from PIL import Image
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -31,6 +32,7 @@ from haav.studies import page
 from haav.studies.explain import explain
 from haav.web.batcher import Batcher, Busy
 from haav.web.reference import api_page
+from haav.web.schemas import CaptionRequest, CaptionResponse, ErrorResponse, first_problem, request_body
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
@@ -67,6 +69,7 @@ class Asked:
 
     options: CaptionOptions
     explain: bool
+    format: str
 
 
 def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "best") -> FastAPI:
@@ -135,7 +138,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             "limits": {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds},
         }
 
-    @app.post("/v1/caption", openapi_extra=_body_schema(), responses=_answers(limits))
+    @app.post("/v1/caption", openapi_extra=request_body(), responses=_answers(limits))
     async def caption(request: Request) -> Response:
         """Caption a photo: multipart with `image`, or JSON with `image` in base64"""
         try:
@@ -157,7 +160,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         except HaavError as error:
             raise Refused(422, str(error)) from None
         title = fields["name"]
-        if fields.get("format") == "html":
+        if asked.format == "html":
             text = await asyncio.to_thread(page.render, title, image, found)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
@@ -215,30 +218,18 @@ async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
 
 def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
     """Settings within their ranges, or Refused"""
-    n_best = _whole(fields, "n_best", 1, 1, 10)
-    own = captioner.config.decode.beam
-    beam = max(_whole(fields, "beam", own, 1, max(10, own)), n_best)
-    given = fields.get("views") or list(captioner.views)
-    views = given.split(",") if isinstance(given, str) else given
-    if not isinstance(views, list) or not all(isinstance(view, str) for view in views):
-        raise Refused(422, "views must be a text with commas, or a list of texts.")
-    wrong = [view for view in views if view not in captioner.views]
-    if wrong:
-        raise Refused(422, f"there is no view '{wrong[0][:50]}'; this model reads {', '.join(captioner.views)}.")
-    explained = str(fields.get("explain", "")).lower() in ("1", "true", "yes") or fields.get("format") == "html"
-    options = CaptionOptions(n_best, tuple(view for view in captioner.views if view in views), beam=beam)
-    return Asked(options, explained)
-
-
-def _whole(fields: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
-    given = fields.get(name)
     try:
-        value = default if given is None or given == "" else int(given)
-    except (TypeError, ValueError, OverflowError):
-        value = low - 1
-    if not low <= value <= high:
-        raise Refused(422, f"{name} must be a whole number from {low} to {high}.")
-    return value
+        given = CaptionRequest.model_validate(
+            {key: fields[key] for key in CaptionRequest.model_fields if key in fields}
+        )
+    except ValidationError as error:
+        raise Refused(422, first_problem(error)) from None
+    for view in given.views:
+        if view not in captioner.views:
+            raise Refused(422, f"there is no view '{view[:50]}'; this model reads {', '.join(captioner.views)}.")
+    beam = max(given.beam or captioner.config.decode.beam, given.n_best)
+    views = tuple(view for view in captioner.views if view in (given.views or captioner.views))
+    return Asked(CaptionOptions(given.n_best, views, beam=beam), given.explain or given.format == "html", given.format)
 
 
 def _picture(data: bytes, pixels: int) -> Image.Image:
@@ -258,28 +249,8 @@ def _file(name: str) -> str:
     return resources.files("haav.web").joinpath(name).read_text(encoding="utf-8")
 
 
-def _body_schema() -> dict[str, Any]:
-    settings = {
-        "beam": {"type": "integer", "minimum": 1, "maximum": 10},
-        "n_best": {"type": "integer", "minimum": 1, "maximum": 10},
-        "views": {"type": "string", "description": "only these views, with commas"},
-        "explain": {"type": "boolean"},
-        "format": {"type": "string", "enum": ["json", "html"]},
-    }
-
-    def schema(image: dict[str, str]) -> dict[str, Any]:
-        return {"schema": {"type": "object", "required": ["image"], "properties": {"image": image, **settings}}}
-
-    content = {
-        "multipart/form-data": schema({"type": "string", "format": "binary"}),
-        "application/json": schema({"type": "string", "format": "byte"}),
-    }
-    return {"requestBody": {"required": True, "content": content}}
-
-
 def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
     texts = {
-        200: "image, caption, confidence, words with their probability and the weight of each view; n_best if asked",
         408: f"the upload took longer than {limits.seconds:g} s",
         413: f"more than {limits.upload:,} bytes",
         415: "neither a form nor JSON",
@@ -287,7 +258,14 @@ def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
         429: f"{limits.waiting} requests wait already; come back after Retry-After seconds",
         504: f"no caption within {limits.seconds:g} s",
     }
-    return {status: {"description": text} for status, text in texts.items()}
+    answers: dict[int | str, dict[str, Any]] = {
+        status: {"description": text, "model": ErrorResponse} for status, text in texts.items()
+    }
+    answers[200] = {
+        "description": "the caption, its words with the weight of each view; n_best and explanation if asked for",
+        "model": CaptionResponse,
+    }
+    return answers
 
 
 def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
