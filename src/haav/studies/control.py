@@ -84,7 +84,7 @@ def noise_study(
     model = weighing(captioner)
     generator = torch.Generator().manual_seed(seed)
     clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
-    noised = {name: {share: [] for share in shares} for name in captioner.views}
+    noised: dict[str, dict[float, list[list[float]]]] = {v: {share: [] for share in shares} for v in captioner.views}
     done = 0
     for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
         tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
@@ -209,7 +209,7 @@ def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Ten
     device = next(model.parameters()).device
     decoded = model({name: view.to(device) for name, view in views.items()}, tokens.to(device))
     assert decoded.weights is not None
-    last = decoded.weights[:, 0, :, -1].cpu()
+    last: Tensor = decoded.weights[:, 0, :, -1].cpu()
     return last if heads else last.mean(dim=2)
 
 

@@ -211,9 +211,11 @@ def train_bridge(
     for number in range(1 + config.folds):
         chosen = (fold_of != number - 1).nonzero().flatten() if number else torch.arange(len(pairs.photos))
         done = number * config.epochs
-        bridges.append(
-            _train_one(pairs, chosen, config, generator, lambda epoch, done=done: progress(done + epoch, steps))
-        )
+
+        def after_epoch(epoch: int, done: int = done) -> None:
+            progress(done + epoch, steps)
+
+        bridges.append(_train_one(pairs, chosen, config, generator, after_epoch))
     folds = dict(zip(pairs.photos, fold_of.tolist(), strict=True)) if config.folds else {}
     return CrossFitted(config, bridges, folds, encoder, view, made_by)
 
