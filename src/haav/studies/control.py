@@ -21,6 +21,7 @@ from haav.data.collate import collate
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.chair import class_names, mentioned
+from haav.evaluate.statistics import bootstrap_means, percentile_interval
 from haav.inference.captioner import Captioner
 from haav.model.haav import Haav
 from haav.plots import new_figure
@@ -56,9 +57,7 @@ def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]
     if not differences:
         raise DataError("no photo is left to measure on.")
     means = np.array([steps.mean() for steps in differences])
-    rng = np.random.default_rng(seed)
-    drawn = [means[rng.integers(len(means), size=len(means))].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    low, high = percentile_interval(bootstrap_means(means, RESAMPLES, seed))
     spread = means.std(ddof=1) if len(means) > 1 else 0.0
     return Change(
         len(means),
