@@ -67,7 +67,7 @@ class Contrast:
 
 
 class MomentumContrast(nn.Module):
-    """Usage, each step: `contrast = self(views, encoded)`, backward, optimizer, `self.step(encoding, contrast)`."""
+    """Each step: `contrast = self(views, encoded)`, backward, optimizer; then `enqueue` its keys and `follow`."""
 
     queue: Tensor
     """(K, D) keys of past photos, the oldest overwritten first"""
@@ -112,12 +112,6 @@ class MomentumContrast(nn.Module):
             queries, mask, all_keys, all_masks, before, negatives, self.temperature, self.positives
         )
         return Contrast(distributed.mean(terms, pairs), queries, keys, mask)
-
-    @torch.no_grad()
-    def step(self, encoding: Encoding, contrast: Contrast) -> None:
-        """After the optimizer: remember the keys, let the momentum copy follow."""
-        self.enqueue(contrast.keys[contrast.mask])
-        self.follow(encoding)
 
     @torch.no_grad()
     def follow(self, encoding: Encoding) -> None:

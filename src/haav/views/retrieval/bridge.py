@@ -100,9 +100,6 @@ class CrossFitted:
         """The fingerprint before it was made compact: what a model that was trained with it knows"""
         return self._origin or self.fingerprint
 
-    def trained_on(self, bridge: int) -> set[str]:
-        return {photo for photo, fold in self.folds.items() if fold != bridge - 1}
-
     def serves(self, photo: str) -> int:
         """Number of the bridge that answers for a photo: never one that was trained on it."""
         return 1 + self.folds[photo] if photo in self.folds else 0
