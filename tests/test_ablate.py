@@ -17,7 +17,6 @@ from haav.studies.ablate import (
     Outcome,
     Row,
     _environment,
-    interval,
     load_grid,
     read_outcome,
     run_folder,
@@ -52,13 +51,6 @@ def test_the_grids_are_the_papers_rows() -> None:
     assert [rows[name].paper["CIDEr"] for name in rows] == [121.1, 122.8, 125.4, 125.8, 125.6, 127.6]
     assert rows["unshared"].settings == {"model.encoding": "unshared", "contrast.enabled": "false"}
     assert [row.paper["CIDEr"] for row in load_grid("decoders").rows] == [125.1, 125.2, 122.9, 125.5, 124.8, 127.6]
-
-
-def test_intervals_by_hand() -> None:
-    mean, half = interval([1.0, 2.0, 3.0])
-    assert mean == 2
-    assert half == pytest.approx(4.303 * 1 / math.sqrt(3))
-    assert math.isnan(interval([5.0])[1])
 
 
 def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

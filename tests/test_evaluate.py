@@ -19,7 +19,8 @@ from haav.evaluate.cider import Cider
 from haav.evaluate.ngrams import NgramTable
 from haav.evaluate.reward import END, CiderReward
 from haav.evaluate.rouge import rouge_l
-from haav.evaluate.scores import METRICS, SLOW, Metric, _draws, compare, evaluate
+from haav.evaluate.scores import METRICS, SLOW, Metric, compare, evaluate
+from haav.evaluate.statistics import bootstrap_counts
 from haav.evaluate.wording import wording
 
 WORD = st.sampled_from(["a", "the", "dog", "cat", "runs", "sits", "on", "in", "red", "park", "2\xa01/2"])
@@ -268,17 +269,17 @@ def test_missing_data_for_meteor_and_spice_is_a_reason_and_never_a_number(monkey
 def test_bootstrap_of_a_mean_is_its_standard_error() -> None:
     values = np.random.default_rng(0).normal(size=2000)
     metric = Metric.mean("m", values)
-    draws = metric.score(_draws(2000, 2000, seed=0) @ metric.stats)[:, 0]
+    draws = metric.score(bootstrap_counts(2000, 2000, seed=0) @ metric.stats)[:, 0]
     assert draws.mean() == pytest.approx(values.mean(), abs=0.005)
     assert draws.std() == pytest.approx(values.std() / math.sqrt(2000), rel=0.06)
-    assert np.array_equal(_draws(9, 5, seed=0), _draws(9, 5, seed=0))
+    assert np.array_equal(bootstrap_counts(9, 5, seed=0), bootstrap_counts(9, 5, seed=0))
 
 
 def test_a_bootstrap_draw_is_the_metric_of_the_drawn_photos() -> None:
     """The first draw, with photos as often as they were drawn, scored anew the plain way"""
     captions, references = photos(12)
     report = evaluate(captions, references, skip=SLOW, resamples=5)
-    drawn = _draws(12, 1, seed=3)
+    drawn = bootstrap_counts(12, 1, seed=3)
     names = [f"p{n}" for n in range(12) for _ in range(int(drawn[0, n]))]
     again = evaluate(
         {f"{k}": captions[name] for k, name in enumerate(names)},

@@ -30,10 +30,19 @@ from haav.model.layers import (
     masked_softmax,
     sinusoids,
 )
-from haav.model.losses import caption_xe
 from haav.studies.describe import describe, with_equal_views
 from haav.types import EncodedViews, KeyValues, View, ViewSpec
-from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
+from tiny import (
+    SILENT,
+    VIEWS,
+    combinations,
+    cross_entropy,
+    random_captions,
+    random_view,
+    random_views,
+    tiny_config,
+    tiny_model,
+)
 
 every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
 
@@ -63,7 +72,7 @@ def test_each_parameter_gets_a_gradient(encoding: str, aggregator: str, outputs:
     captions = random_captions(words=8)
     loss = 0.0
     for _ in range(4):  # several draws of every dropout
-        loss = loss + caption_xe(model(random_views(), captions).logits[:, :, :-1], captions[:, :, 1:], pad=1)
+        loss = loss + cross_entropy(model(random_views(), captions).logits[:, :, :-1], captions[:, :, 1:], pad=1)
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

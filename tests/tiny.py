@@ -67,6 +67,12 @@ def random_captions(batch: int = 3, captions: int = 2, words: int = 5, vocabular
     return torch.randint(4, vocabulary, (batch, captions, words))
 
 
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, pad: int) -> torch.Tensor:
+    """The slow obvious one: logits (B, C, T, words), targets (B, C, T); the mean over real words"""
+    real = (targets != pad).nonzero().tolist()
+    return -torch.stack([logits[b, c, t].log_softmax(-1)[targets[b, c, t]] for b, c, t in real]).mean()
+
+
 def combinations() -> list[tuple[str, str, str]]:
     """Every (encoding, aggregator, encoder_outputs) that makes sense."""
     return [

@@ -82,6 +82,11 @@ class _Sum(torch.autograd.Function):
         return total(gradient[0])
 
 
+def _sum(value: Tensor) -> Tensor:
+    summed: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
+    return summed
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Batch statistics over all processes; torch's own does that on GPUs only."""
 
@@ -91,14 +96,17 @@ class BatchNorm(nn.BatchNorm1d):
             return super().forward(x)
         number = total(torch.tensor(float(len(x)), device=x.device))
         wide = x.float()  # as torch's own: statistics of bfloat16 are kept in float32
-        average = _Sum.apply(wide.sum(dim=0)) / number
-        variance = _Sum.apply(((wide - average) ** 2).sum(dim=0)) / number
+        average = _sum(wide.sum(dim=0)) / number
+        variance = _sum(((wide - average) ** 2).sum(dim=0)) / number
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
+            assert self.momentum is not None
             self.num_batches_tracked += 1
             self.running_mean.lerp_(average, self.momentum)
             self.running_var.lerp_(variance * number / (number - 1), self.momentum)
         normed = (wide - average) * (variance + self.eps).rsqrt()
-        return (normed if self.weight is None else normed * self.weight + self.bias).to(x.dtype)
+        if self.affine:
+            normed = normed * self.weight + self.bias
+        return normed.to(x.dtype)

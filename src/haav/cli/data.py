@@ -189,8 +189,7 @@ def textdb(
     else:
         fetch_weights([weights.find(sentences.WEIGHTS)])
     with output.progress("sentences") as progress:
-        sources = (listed(value) for value in (captions, text, visual_genome))
-        database = build_textdb(*sources, ids, progress, encoder, limit)
+        database = build_textdb(listed(captions), listed(text), listed(visual_genome), ids, progress, encoder, limit)
     database.save(out)
     print(f"{out}: {len(database):,} sentences.")
     return 0

@@ -79,8 +79,9 @@ def _print_caption(console: Console, name: str, caption: Caption, colours: Mappi
     for number, found in enumerate((caption, *caption.n_best)):
         line = Text("  ")
         for word in found.words:
-            strongest = max(word.views, key=lambda view: word.views[view]) if word.views else None
-            line.append(word.text, style=f"{'bold ' if not number else ''}{colours.get(strongest or '', '')}".strip())
+            weights = word.views or {}
+            strongest = max(weights, key=weights.__getitem__, default="")
+            line.append(word.text, style=f"{'bold ' if not number else ''}{colours.get(strongest, '')}".strip())
             line.append(" ")
         line.append(f" {100 * found.confidence:.0f} % sure", style="dim")
         console.print(line, soft_wrap=True)

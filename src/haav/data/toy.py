@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ def make_toy(folder: Path, seed: int = 0) -> tuple[Path, Path]:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     signs = {word: torch.randn(WIDTH, generator=generator) for word in (*THINGS, *COLOURS, *PLACES, *COUNTS)}
-    images, records = [], {name: {} for name in VIEWS}
+    images: list[dict[str, Any]] = []
+    records: dict[str, dict[str, PhotoView]] = {name: {} for name in VIEWS}
     for split, photos in SPLITS:
         for number in range(photos):
             truth = {

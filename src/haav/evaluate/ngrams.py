@@ -40,7 +40,8 @@ class Counts:
     def sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sum a value of each row by caption and order: (captions, 4)"""
         cells = self.caption * ORDERS + self.order
-        return np.bincount(cells, weights=values, minlength=self.captions * ORDERS).reshape(-1, ORDERS)
+        sums = np.bincount(cells, weights=values, minlength=self.captions * ORDERS)
+        return sums.astype(np.float64, copy=False).reshape(-1, ORDERS)
 
 
 class NgramTable:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from haav import __version__
 from haav.errors import DataError
@@ -22,14 +21,13 @@ from haav.evaluate.chair import chair
 from haav.evaluate.cider import Cider
 from haav.evaluate.ptb import tokenize
 from haav.evaluate.rouge import rouge_l
+from haav.evaluate.statistics import Floats, bootstrap_counts, percentile_interval, sign_p_value
 from haav.evaluate.wording import wording
 
 METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 SLOW = ("METEOR", "SPICE")
 """can be left out; the others take a second for thousands of photos"""
 RESAMPLES = 1000
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,10 @@ def evaluate(
     wanted = [[tokenize(text) for text in references[photo]] for photo in photos]
     metrics, reasons = _measure(said, wanted, skip)
     scores: dict[str, Score] = {}
-    draws = _draws(len(photos), resamples, seed)
+    draws = bootstrap_counts(len(photos), resamples, seed)
     for metric in metrics:
         whole = metric.score(metric.stats.sum(axis=0))
-        low, high = np.percentile(metric.score(draws @ metric.stats), [2.5, 97.5], axis=0)
+        low, high = percentile_interval(metric.score(draws @ metric.stats))
         for number, name in enumerate(metric.names):
             scores[name] = Score(float(whole[number]), float(low[number]), float(high[number]))
     notes = wording(said)
@@ -130,17 +128,15 @@ def evaluate(
 def compare(first: Report, second: Report, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Difference]:
     """The second's scores against the first's, both over the same draws of the same photos."""
     differences: dict[str, Difference] = {}
-    draws = _draws(first.photos, resamples, seed)
+    draws = bootstrap_counts(first.photos, resamples, seed)
     for one, other in zip(first.metrics, second.metrics, strict=True):
         if one.stats.shape != other.stats.shape:
             raise DataError("two reports can be compared only over the same photos.")
         whole = other.score(other.stats.sum(axis=0)) - one.score(one.stats.sum(axis=0))
         drawn = other.score(draws @ other.stats) - one.score(draws @ one.stats)
         drawn[np.abs(drawn) < 1e-9] = 0.0  # what rounding makes of a tie
-        low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-        # As if one more draw had come out on the other side: no finite number of draws shows that p is 0.
-        tails = ((drawn <= 0).sum(axis=0) + 1, (drawn >= 0).sum(axis=0) + 1)
-        p = np.minimum(1, 2 * np.minimum(*tails) / (resamples + 1))
+        low, high = percentile_interval(drawn)
+        p = sign_p_value(drawn)
         for number, name in enumerate(one.names):
             values = (float(array[number]) for array in (whole, low, high, p))
             differences[name] = Difference(*values)
@@ -183,13 +179,6 @@ def _measure(
 
 def _at_spaces(words: list[str]) -> list[str]:
     return " ".join(words).split()
-
-
-def _draws(photos: int, resamples: int, seed: int) -> Floats:
-    """(resamples, photos): how often each draw, with replacement, drew each photo"""
-    rng = np.random.default_rng(seed)
-    drawn = (np.bincount(rng.integers(photos, size=photos), minlength=photos) for _ in range(resamples))
-    return np.stack(list(drawn)).astype(np.float64)
 
 
 def _signature(wanted: Sequence[Sequence[Any]], names: Sequence[str], resamples: int, seed: int) -> str:

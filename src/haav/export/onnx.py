@@ -12,6 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,7 +62,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
         if any(isinstance(extractor, TextExtractor) for extractor in eyes.values()):
             make_folder(folder / TEXTS)
             for file in sorted(Path(texts[TEXTDB]).iterdir()):
-                write_atomically(folder / TEXTS / file.name, lambda path, file=file: shutil.copyfile(file, path))
+                write_atomically(folder / TEXTS / file.name, partial(shutil.copyfile, file))
     heads, width = captioner.config.model.heads, captioner.config.model.d_model // captioner.config.model.heads
     about = {
         "format": FORMAT,
@@ -74,7 +75,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     }
     for name, data in ((WORDS, captioner.vocabulary.to_json()), (ABOUT, about)):
         text = json.dumps(data, ensure_ascii=False, indent=1)
-        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 

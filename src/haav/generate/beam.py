@@ -118,7 +118,7 @@ class BeamSearch:
         wanted = min(self.n_best or self.beam, len(last))
         best, order = scores[:, last].topk(wanted, dim=1)
         # Log-probabilities only fall; divided by the most words there can be, they bound what is to come.
-        hope = captions.scores / max_words**self.length_penalty
+        hope: Tensor = captions.scores / max_words**self.length_penalty
         hope = hope.masked_fill(ended, -torch.inf).amax(dim=1)
         return ended[:, last].gather(1, order).all(dim=1) & (best[:, -1] >= hope)
 

@@ -9,7 +9,7 @@ frequency.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from haav.config import DecodeConfig
@@ -56,7 +56,7 @@ class Consensus:
         rarity = [math.log(1 + self.ranks.get(word, len(self.ranks))) for word in whole]
         vectors: list[Grams] = []
         for length in range(1, LONGEST + 1):
-            weights: Counter[tuple[str, ...]] = Counter()
+            weights: defaultdict[tuple[str, ...], float] = defaultdict(float)
             for at in range(len(whole) - length + 1):
                 weights[whole[at : at + length]] += sum(rarity[at : at + length])
             norm = math.sqrt(sum(weight * weight for weight in weights.values()))

@@ -29,7 +29,7 @@ from haav.photos.images import Picture, is_picture, load_image
 from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
 from haav.text import PAD, Vocabulary
-from haav.types import Caption, PhotoView, Views, Word
+from haav.types import Caption, EncodedViews, PhotoView, Views, Word
 from haav.views.live import ViewExtractors
 
 Part = TypeVar("Part")
@@ -280,7 +280,7 @@ class Captioner:
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
             generated = generate(self.model, encoded, strategy, rules, decode.max_words)
-        names = encoded.names if isinstance(self.model, Haav) else ()
+        names = encoded.names if isinstance(encoded, EncodedViews) else ()
         if decode.collapse_repeats:
             generated = collapse_repeats(generated)
         generated = generated.cpu()

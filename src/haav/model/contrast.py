@@ -41,7 +41,7 @@ class Projector(nn.Module):
 
     def forward(self, cls: Tensor, mask: Tensor) -> Tensor:
         """cls (B, V, L, D), mask (B, V) → (B, V, D)"""
-        rows = cls[mask].to(self.mlp[0].weight.dtype)
+        rows = cls[mask].to(next(self.mlp.parameters()).dtype)
         if self.training and rows.shape[0] * rows.shape[1] < 2:
             return cls.sum(dim=2) * 0.0  # batch statistics need two rows; a lone one has nothing to compare with
         projected = self.mlp(rows.flatten(0, 1)).view_as(rows)
@@ -67,7 +67,7 @@ class Contrast:
 
 
 class MomentumContrast(nn.Module):
-    """Usage, each step: `contrast = self(views, encoded)`, backward, optimizer, `self.step(encoding, contrast)`."""
+    """Each step: `contrast = self(views, encoded)`, backward, optimizer; then `enqueue` its keys and `follow`."""
 
     queue: Tensor
     """(K, D) keys of past photos, the oldest overwritten first"""
@@ -112,12 +112,6 @@ class MomentumContrast(nn.Module):
             queries, mask, all_keys, all_masks, before, negatives, self.temperature, self.positives
         )
         return Contrast(distributed.mean(terms, pairs), queries, keys, mask)
-
-    @torch.no_grad()
-    def step(self, encoding: Encoding, contrast: Contrast) -> None:
-        """After the optimizer: remember the keys, let the momentum copy follow."""
-        self.enqueue(contrast.keys[contrast.mask])
-        self.follow(encoding)
 
     @torch.no_grad()
     def follow(self, encoding: Encoding) -> None:

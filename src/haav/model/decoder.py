@@ -43,10 +43,14 @@ class Decoder(nn.Module):
         # Row 0 is unused: the release counts words from 1.
         self.register_buffer("positions", sinusoids(max_words + 1, d_model))
 
+    @property
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        """One per layer"""
+        return tuple(layer.aggregator for layer in self.layers if isinstance(layer, DecoderLayer))
+
     def init_cache(self, encoded: EncodedViews) -> Cache:
-        """The cache before the first word: cross-attention keys and values, once a photo."""
-        aggregators = (layer.aggregator for layer in self.layers if isinstance(layer, DecoderLayer))
-        return Cache(tuple(aggregator.build_memory(encoded) for aggregator in aggregators), words=())
+        """The cache before the first word: cross-attention keys and values, once per photo."""
+        return Cache(tuple(aggregator.build_memory(encoded) for aggregator in self.aggregators), words=())
 
     def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
         """tokens (B, C, T) int64, the next T words of C captions of each photo"""

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 BLOCKED = -1e30
 """a score that can never win, yet keeps gradients finite where everything is blocked"""
-
-
-def caption_xe(logits: Tensor, targets: Tensor, pad: int) -> Tensor:
-    """Mean negative log-probability of the real next words: logits (B, C, T, words), targets (B, C, T)."""
-    total = F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=pad, reduction="sum")
-    return total / (targets != pad).sum().clamp(min=1)
 
 
 def self_critical(logprobs: Tensor, rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -23,20 +16,6 @@ def self_critical(logprobs: Tensor, rewards: Tensor, lengths: Tensor) -> Tensor:
     """
     others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     return -((rewards - others) * logprobs / lengths.clamp(min=1)).mean()
-
-
-def info_nce(
-    queries: Tensor, keys: Tensor, mask: Tensor, queue: Tensor, temperature: float, positives: str = "others"
-) -> Tensor:
-    """Contrast each view of a photo with the photo's views and with other photos (MoCo-v2, paper §3.3).
-
-    queries, keys (B, V, D) normalised; mask (B, V): the photo has the view; queue (K, D).
-    Every (query view, positive key view) pair of a photo is an InfoNCE term of its own:
-    log(e^pos + Σ e^neg) - pos, where the negatives are all views of the batch's other photos and
-    the queue. `positives` "others" leaves a view's own key out (the paper), "all" counts it (the release).
-    """
-    terms, pairs = info_nce_terms(queries, mask, keys, mask, 0, queue, temperature, positives)
-    return terms / pairs.clamp(min=1)
 
 
 def info_nce_terms(
@@ -49,8 +28,14 @@ def info_nce_terms(
     temperature: float,
     positives: str = "others",
 ) -> tuple[Tensor, Tensor]:
-    """The same as sum of the terms and their number, where the queries may be of a part of the photos only:
-    those from number `first` on of the photos whose keys are given.
+    """Contrast each view of a photo with the photo's views and with other photos (MoCo-v2, paper §3.3).
+
+    queries (B, V, D) and keys (B', V, D) normalised; mask (B, V) and keys_mask (B', V): the photo has the view;
+    queue (K, D). The queries may be of a part of the photos only: those from number `first` on of the B' photos.
+    Every (query view, positive key view) pair of a photo is an InfoNCE term of its own:
+    log(e^pos + Σ e^neg) - pos, where the negatives are all views of the batch's other photos and
+    the queue. `positives` "others" leaves a view's own key out (the paper), "all" counts it (the release).
+    Returned are the sum of the terms and their number.
 
     One product per pair of operands: negatives are never copied per positive.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from haav.errors import ImageError
 
@@ -62,7 +62,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         raise
     except Image.DecompressionBombError:
         raise ImageError(f"{name} would unpack to more than {MAX_PIXELS:,} pixels.") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ImageError(f"{name} is not a picture that can be read.") from None
     except MemoryError:
         raise ImageError(f"{name} does not fit into memory.") from None

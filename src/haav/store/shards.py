@@ -128,7 +128,8 @@ def read_shard(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
-    current, photo, views = "", "", {}
+    current, photo = "", ""
+    views: dict[str, PhotoView] = {}
     with tarfile.open(path, "r:") as tar:
         for member in tar:
             key, _, kind = member.name.partition(".")

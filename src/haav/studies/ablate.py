@@ -29,6 +29,7 @@ from haav.data.annotations import load_dataset
 from haav.data.toy import make_toy
 from haav.errors import ConfigError, TrainingError, unknown
 from haav.evaluate.scores import SLOW, evaluate
+from haav.evaluate.statistics import student_interval
 from haav.files import json_of, make_folder, write_atomically
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
@@ -40,8 +41,6 @@ from haav.train.run import RunFiles
 RESULT, CAPTIONS, GRID = "result.json", "captions.json", "grid.yaml"
 METRICS = ("CIDEr", "BLEU-4", "ROUGE-L")
 PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_store"}
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantiles of Student's t with 1, 2, … degrees of freedom"""
 
 
 @dataclass(frozen=True)
@@ -247,14 +246,6 @@ def data_of(place: Path, config: Config) -> tuple[Path, Path]:
     return Path(config.data.dataset), Path(config.data.store)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval by Student's t; one value has none"""
-    if len(values) < 2:
-        return float(np.mean(values)), float("nan")
-    student = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)]
-    return float(np.mean(values)), float(student * np.std(values, ddof=1) / len(values) ** 0.5)
-
-
 def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
     """`table.md`, `table.csv` and, where runs were scored more than once, `curves.png` of what is done"""
     lines = table(grid, outcomes)
@@ -278,7 +269,7 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
             continue
         cells = [row.name]
         for name in METRICS:
-            mean, half = interval([100 * outcome.scores[name] for outcome in own])
+            mean, half = student_interval([100 * outcome.scores[name] for outcome in own])
             cells.append(_plus_minus(mean, half, ""))
         if grid.reference:
             cells.append(_difference(own, [outcome for outcome in outcomes if outcome.row == grid.reference]))
@@ -295,7 +286,7 @@ def _difference(own: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
     """CIDEr of a row minus the reference's, seed by seed"""
     theirs = {outcome.seed: outcome.scores["CIDEr"] for outcome in reference}
     pairs = [100 * (outcome.scores["CIDEr"] - theirs[outcome.seed]) for outcome in own if outcome.seed in theirs]
-    return _plus_minus(*interval(pairs), "+") if pairs and list(own) != list(reference) else ""
+    return _plus_minus(*student_interval(pairs), "+") if pairs and list(own) != list(reference) else ""
 
 
 def _plus_minus(mean: float, half: float, sign: str) -> str:

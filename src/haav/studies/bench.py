@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -47,7 +48,7 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     }
     for beam in (3, 5):
         found[f"warm: a photo to its caption, beam {beam}, ms"] = 1000 * median(
-            seconds(lambda path=path, beam=beam: captioner.caption(path, beam=beam), 3) for path in paths
+            seconds(partial(captioner.caption, path, beam=beam), 3) for path in paths
         )
     many = eight * 8
     found["photos in batches of 8, photos/s"] = len(many) / seconds(lambda: captioner.caption(many), 2)
@@ -61,7 +62,7 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     seen_fifty = captioner.extract(fifty)
     for batch, own in ((1, captioner.extract(images[:1])), (8, seen), (50, seen_fifty)):
         for beam in (1, 5):
-            took = seconds(lambda own=own, beam=beam: captioner.caption_extracted(own, CaptionOptions(beam=beam)), 3)
+            took = seconds(partial(captioner.caption_extracted, own, CaptionOptions(beam=beam)), 3)
             found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
     beside = seconds(
         lambda: list(
@@ -84,10 +85,13 @@ def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) ->
     def photos() -> PhotoBatch:
         return PhotoBatch([str(number) for number in range(len(images))], images)
 
+    def run_anew(network: Network) -> None:
+        network.run(photos())  # a new batch each time: a batch keeps what was computed of it
+
     found: dict[str, Any] = {}
     for name in captioner.extractors.weights(captioner.views):
         network = NETWORKS[name]()
-        rate = len(images) / seconds(lambda network=network: network.run(photos()), 3)
+        rate = len(images) / seconds(partial(run_anew, network), 3)
         found[f"{name}, precision"] = network.precision
         found[f"{name}, photos/s"] = rate
         found[f"{name}, GFLOP per photo"] = network.gigaflops
@@ -95,7 +99,7 @@ def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) ->
     seen = photos()
     for name in captioner.views:
         extractor = captioner.extractors.extractor(name)
-        took = seconds(lambda extractor=extractor: extractor.extract(seen), 3)
+        took = seconds(partial(extractor.extract, seen), 3)
         found[f"{name}, its networks not counted, photos/s"] = len(images) / took
     return found
 

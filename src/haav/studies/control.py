@@ -21,6 +21,7 @@ from haav.data.collate import collate
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
 from haav.evaluate.chair import class_names, mentioned
+from haav.evaluate.statistics import bootstrap_means, percentile_interval
 from haav.inference.captioner import Captioner
 from haav.model.haav import Haav
 from haav.plots import new_figure
@@ -56,9 +57,7 @@ def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]
     if not differences:
         raise DataError("no photo is left to measure on.")
     means = np.array([steps.mean() for steps in differences])
-    rng = np.random.default_rng(seed)
-    drawn = [means[rng.integers(len(means), size=len(means))].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    low, high = percentile_interval(bootstrap_means(means, RESAMPLES, seed))
     spread = means.std(ddof=1) if len(means) > 1 else 0.0
     return Change(
         len(means),
@@ -84,7 +83,7 @@ def noise_study(
     model = weighing(captioner)
     generator = torch.Generator().manual_seed(seed)
     clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
-    noised = {name: {share: [] for share in shares} for name in captioner.views}
+    noised: dict[str, dict[float, list[list[float]]]] = {v: {share: [] for share in shares} for v in captioner.views}
     done = 0
     for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
         tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
@@ -209,7 +208,7 @@ def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Ten
     device = next(model.parameters()).device
     decoded = model({name: view.to(device) for name, view in views.items()}, tokens.to(device))
     assert decoded.weights is not None
-    last = decoded.weights[:, 0, :, -1].cpu()
+    last: Tensor = decoded.weights[:, 0, :, -1].cpu()
     return last if heads else last.mean(dim=2)
 
 

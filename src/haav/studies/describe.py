@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from haav.config import Config, ModelConfig
 from haav.data.collate import blank_view
@@ -21,7 +19,7 @@ from haav.model.build import build_contrast, build_model
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.text import BOS
-from haav.types import ViewSpec
+from haav.types import Views, ViewSpec
 
 GROWTH = (1, 2, 4, 8, 16)
 
@@ -93,38 +91,23 @@ def _exponent(costs: list[int]) -> float:
 
 
 def cost(config: ModelConfig) -> Cost:
-    model: CaptionModel
     with torch.device("meta"):
         network = build_model(config).eval()
-    model = network.to_empty(device="cpu")
-    views = {name: blank_view(spec) for name, spec in config.views.items()}
+    return _count(network.to_empty(device="cpu"), {name: blank_view(spec) for name, spec in config.views.items()})
+
+
+def _count(model: CaptionModel, views: Views) -> Cost:
     word = torch.full((1, 1, 1), BOS)
     with torch.no_grad():
-        with _Products() as encoding:
+        with FlopCounterMode(display=False) as encoding:
             encoded = model.encode(views)
-        with _Products() as memory:
+        with FlopCounterMode(display=False) as memory:
             cache = model.init_cache(encoded)
-        with _Products() as step:
+        with FlopCounterMode(display=False) as step:
             model.decode(word, cache)
-    return Cost(encoding.total, encoding.batched, memory.total, step.total)
-
-
-class _Products(TorchDispatchMode):
-    """Counts the FLOPs of matrix products; batched ones are attention, the others linear maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = self.batched = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        if packet in flop_registry:
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-            self.total += flops
-            if packet is torch.ops.aten.bmm:
-                self.batched += flops
-        return result
+    # Batched products are attention, the others linear maps.
+    attention = encoding.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
+    return Cost(encoding.get_total_flops(), attention, memory.get_total_flops(), step.get_total_flops())
 
 
 def with_equal_views(config: ModelConfig, count: int) -> ModelConfig:

@@ -117,7 +117,7 @@ def explain(
 def weighing(captioner: Captioner) -> Haav:
     """Its model, if that weighs views; else there is nothing to explain"""
     model = captioner.model
-    if not isinstance(model, Haav) or not all(layer.aggregator.exposes_weights for layer in model.decoder.layers):
+    if not isinstance(model, Haav) or not all(part.exposes_weights for part in model.decoder.aggregators):
         raise ConfigError("this model does not weigh views against each other, so there is nothing to explain.")
     return model
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from haav.data.annotations import load_dataset
 from haav.errors import DataError, HaavError, ImageError
+from haav.evaluate.statistics import student_interval
 from haav.files import json_of
 from haav.photos.images import load_image
 from haav.photos.sources import PhotoRef
@@ -19,7 +20,6 @@ from haav.studies.ablate import (
     Grid,
     Outcome,
     data_of,
-    interval,
     load_grid,
     mean_curves,
     read_outcome,
@@ -79,7 +79,7 @@ def _means(grid: Grid, outcomes: Sequence[Outcome]) -> list[tuple[str, float, fl
     for row in grid.rows:
         values = [100 * outcome.scores["CIDEr"] for outcome in outcomes if outcome.row == row.name]
         if values:
-            found.append((row.name, *interval(values)))
+            found.append((row.name, *student_interval(values)))
     return found
 
 

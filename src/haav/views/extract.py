@@ -47,9 +47,6 @@ class Summary:
     failures: list[Failure] = field(default_factory=list)
 
 
-"""called with (photos done, photos to do) now and then"""
-
-
 def extract(
     refs: Sequence[PhotoRef],
     store_path: str | Path,

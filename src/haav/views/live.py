@@ -90,14 +90,14 @@ def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -
     """Models that do not say what they were trained with may still bring their own bridges and texts."""
     kind = extractor_kind(view)
     for need in kind.needs if kind else ():
-        paths = [one.options.get(need) for one in (first, other)]
-        if None in paths or paths[0] == paths[1]:
+        path, other_path = first.options.get(need), other.options.get(need)
+        if path is None or other_path is None or path == other_path:
             continue
-        known, given = (read_origin(path) for path in paths)
-        if known != given:
+        origin, other_origin = read_origin(path), read_origin(other_path)
+        if origin != other_origin:
             raise ViewError(
                 f"these models bring a different {need} for '{view}':\n"
-                f"  {paths[0]}  {known}\n  {paths[1]}  {given}\n"
+                f"  {path}  {origin}\n  {other_path}  {other_origin}\n"
                 "  An ensemble looks at a photo once. Train its members on one store."
             )
 

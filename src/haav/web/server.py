@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -207,7 +207,7 @@ async def _closing(form: Any) -> AsyncIterator[None]:
         await form.close()
 
 
-async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
+async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
     size = 0
     async for part in request.stream():
         size += len(part)

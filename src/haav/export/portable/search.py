@@ -41,15 +41,18 @@ class Beams:
 
     @property
     def scores(self) -> np.ndarray:
-        return self.logprobs.sum(axis=2)
+        scores: np.ndarray = self.logprobs.sum(axis=2)
+        return scores
 
     @property
     def ended(self) -> np.ndarray:
-        return (self.words == EOS).any(axis=2) | np.isneginf(self.scores)
+        ended: np.ndarray = (self.words == EOS).any(axis=2) | np.isneginf(self.scores)
+        return ended
 
     @property
     def lengths(self) -> np.ndarray:
-        return (self.words != PAD).sum(axis=2)
+        lengths: np.ndarray = (self.words != PAD).sum(axis=2)
+        return lengths
 
 
 class Search:
@@ -86,7 +89,7 @@ class Search:
     def _logprobs(self, scores: np.ndarray, beams: Beams, room: int) -> np.ndarray:
         """(B, C, words): what rules forbid is -inf; an ended caption goes on with <pad>, for free"""
         highest = scores.max(axis=2, keepdims=True)
-        logprobs = scores - (highest + np.log(np.exp(scores - highest).sum(axis=2, keepdims=True)))
+        logprobs: np.ndarray = scores - (highest + np.log(np.exp(scores - highest).sum(axis=2, keepdims=True)))
         logprobs[..., self.never] = -np.inf
         self._forbid_repeats(logprobs, beams.words)
         self._forbid_bad_ends(logprobs, beams.words, room)

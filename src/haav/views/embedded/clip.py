@@ -7,7 +7,6 @@ a model of the hub or a folder. Texts have no part in it: no package carries CLI
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,10 +54,12 @@ class ClipTower:
 
     def hidden(self, photos: PhotoBatch) -> Tensor:
         """(B, 197, 768): the class token, then 14 × 14 patches row by row; computed once per batch"""
-        pixels = partial(photos.pixels, SIDE, Image.Resampling.BICUBIC)
-        return photos.once(
-            f"clip {self.fingerprint} {self.vit.precision}", lambda: self.vit(pixels().to(self.device)).cpu()
-        )
+
+        def compute() -> Tensor:
+            states: Tensor = self.vit(photos.pixels(SIDE, Image.Resampling.BICUBIC).to(self.device))
+            return states.cpu()
+
+        return photos.once(f"clip {self.fingerprint} {self.vit.precision}", compute)
 
 
 @load_once
@@ -68,7 +69,8 @@ def load_clip(source: str | Path | None = None, precision: str = "auto", device:
 
 def patch_map(hidden: Tensor) -> Tensor:
     """(B, 197, D) → (B, D, 14, 14)"""
-    return hidden[:, 1:].transpose(1, 2).unflatten(2, (GRID, GRID))
+    patches: Tensor = hidden[:, 1:].transpose(1, 2).unflatten(2, (GRID, GRID))
+    return patches
 
 
 def fingerprint_of(source: str | Path | None) -> str:

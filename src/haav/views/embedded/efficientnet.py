@@ -59,9 +59,12 @@ class EfficientNetLite2(nn.Module):
 
 def _conv(state: Mapping[str, Tensor], conv: str, norm: str, stride: int, activation: str) -> FoldedConv:
     weight = state[f"{conv}.weight"]
-    statistics = (state[f"{norm}.{name}"] for name in ("weight", "bias", "running_mean", "running_var"))
+    gamma, beta, mean, variance = (
+        state[f"{norm}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")
+    )
     groups = len(weight) if weight.shape[1] == 1 and "depthwise" in conv else 1
-    return FoldedConv(*fold(weight, *statistics, EPS), stride, groups, activation, padding=-1)
+    folded, shift = fold(weight, gamma, beta, mean, variance, EPS)
+    return FoldedConv(folded, shift, stride, groups, activation, padding=-1)
 
 
 def weights_path() -> Path:

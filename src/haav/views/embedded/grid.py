@@ -15,7 +15,8 @@ def grid_map(photos: PhotoBatch, device: str = "cpu") -> Tensor:
     def compute() -> Tensor:
         with torch.no_grad():
             pixels = photos.pixels(efficientnet.SIZE, Image.Resampling.BICUBIC).to(device)
-            return efficientnet.load_efficientnet(device)(pixels).cpu()
+            features: Tensor = efficientnet.load_efficientnet(device)(pixels)
+            return features.cpu()
 
     return photos.once("efficientnet_lite2", compute)
 

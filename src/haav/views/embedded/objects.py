@@ -20,7 +20,8 @@ def detections(photos: PhotoBatch, device: str = "cpu") -> yolo.Detections:
 
     def compute() -> yolo.Detections:
         with torch.no_grad():
-            return yolo.load_yolo(device)(photos.pixels(yolo.SIZE).to(device)).cpu()
+            raw: yolo.Detections = yolo.load_yolo(device)(photos.pixels(yolo.SIZE).to(device))
+            return raw.cpu()
 
     return photos.once("yolov4_tiny", compute)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ Field = tuple[int, int | memoryview]
 MODEL_GRAPH, GRAPH_NODE, GRAPH_INITIALIZER = 7, 1, 5
 NODE_INPUT, NODE_NAME = 1, 3
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW = 1, 2, 8, 9
-DTYPES = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 7: np.dtype("<i8")}
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 7: np.dtype("<i8")}
 FLOAT_DATA, INT32_DATA = 4, 5
 
 
@@ -52,21 +53,24 @@ class OnnxWeights:
         if name not in self._tensors:
             raise ViewError(f"{self.path} holds no tensor '{name}'.")
         dims: list[int] = []
-        dtype, raw = DTYPES[1], None
+        dtype = DTYPES[1]
+        raw: memoryview | bytes | None = None
         for number, value in _fields(self._tensors[name]):
             if number == TENSOR_DIMS:
                 dims += [value] if isinstance(value, int) else list(_varints(value))
             elif number == TENSOR_TYPE:
-                if value not in DTYPES:
+                if not isinstance(value, int) or value not in DTYPES:
                     raise ViewError(f"{self.path}: tensor '{name}' has the unsupported type {value}.")
-                dtype = DTYPES[int(value)]
-            elif number == TENSOR_RAW or (number == FLOAT_DATA and not isinstance(value, int)):
+                dtype = DTYPES[value]
+            elif isinstance(value, int):
+                continue
+            elif number in (TENSOR_RAW, FLOAT_DATA):
                 raw = value
-            elif number == INT32_DATA and not isinstance(value, int):
+            elif number == INT32_DATA:
                 raw = np.array([v - (1 << 64) if v >> 63 else v for v in _varints(value)]).astype(dtype).tobytes()
-        if raw is None or len(raw) != int(np.prod(dims)) * dtype.itemsize:  # type: ignore[arg-type]
+        if raw is None or len(raw) != int(np.prod(dims)) * dtype.itemsize:
             raise ViewError(f"{self.path}: tensor '{name}' does not hold {dims} numbers.")
-        return np.frombuffer(raw, dtype).reshape(dims)  # type: ignore[call-overload]
+        return np.frombuffer(raw, dtype).reshape(dims)
 
     def linear(self, node: str) -> np.ndarray:
         """The float32 weight (out, in) of a MatMul node; an 8-bit one is (steps - zero point) × scale per output."""

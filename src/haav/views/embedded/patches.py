@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -20,7 +21,7 @@ class ClipExtractor(Extractor):
     """What is computed from CLIP's image tower."""
 
     licence = clip.LICENCE
-    weights = (clip.WEIGHTS,)
+    weights: ClassVar[tuple[str, ...]] = (clip.WEIGHTS,)
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`clip_source`: other weights than those of the package index; `precision`: auto, float32, bfloat16 or int8"""

@@ -74,10 +74,10 @@ class VisionTransformer(nn.Module):
         """pixels (B, 3, side, side) uint8 RGB → (B, 1 + patches, D) float32"""
         x = F.conv2d(pixels.to(self.kernel), self.kernel, self.bias, self.config.patch).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.positions
-        x = self.pre_norm(x)
+        hidden: Tensor = self.pre_norm(x)
         for block in self.blocks:
-            x = block(x)
-        return x
+            hidden = block(hidden)
+        return hidden
 
 
 class Block(nn.Module):

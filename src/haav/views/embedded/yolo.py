@@ -48,7 +48,8 @@ class YoloTiny(nn.Module):
         super().__init__()
         self.sections = sections
         self.convs = nn.ModuleDict()
-        at, channels, depths = 0, 3, []
+        at, channels = 0, 3
+        depths: list[int] = []
         for number, section in enumerate(sections):
             kind = section["type"]
             if kind == "convolutional":

@@ -100,9 +100,6 @@ class CrossFitted:
         """The fingerprint before it was made compact: what a model that was trained with it knows"""
         return self._origin or self.fingerprint
 
-    def trained_on(self, bridge: int) -> set[str]:
-        return {photo for photo, fold in self.folds.items() if fold != bridge - 1}
-
     def serves(self, photo: str) -> int:
         """Number of the bridge that answers for a photo: never one that was trained on it."""
         return 1 + self.folds[photo] if photo in self.folds else 0
@@ -211,9 +208,11 @@ def train_bridge(
     for number in range(1 + config.folds):
         chosen = (fold_of != number - 1).nonzero().flatten() if number else torch.arange(len(pairs.photos))
         done = number * config.epochs
-        bridges.append(
-            _train_one(pairs, chosen, config, generator, lambda epoch, done=done: progress(done + epoch, steps))
-        )
+
+        def after_epoch(epoch: int, done: int = done) -> None:
+            progress(done + epoch, steps)
+
+        bridges.append(_train_one(pairs, chosen, config, generator, after_epoch))
     folds = dict(zip(pairs.photos, fold_of.tolist(), strict=True)) if config.folds else {}
     return CrossFitted(config, bridges, folds, encoder, view, made_by)
 

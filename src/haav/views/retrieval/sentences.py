@@ -42,8 +42,8 @@ class MiniLM:
 
         def embed(texts: list[str]) -> Tensor:
             tokens = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
-            states = model(**tokens).last_hidden_state
-            real = tokens["attention_mask"][..., None].to(states.dtype)
+            states: Tensor = model(**tokens).last_hidden_state
+            real: Tensor = tokens["attention_mask"][..., None].to(states.dtype)
             return (states * real).sum(dim=1) / real.sum(dim=1)
 
         return encode_by_length(sentences, WIDTH, embed, progress)
