@@ -6,7 +6,7 @@ import io
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard, Union
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -28,11 +28,11 @@ Picture = Union[str, Path, bytes, BinaryIO, Image.Image, np.ndarray, "Tensor"]
 def is_picture(value: object) -> bool:
     """Whether it is one picture, and not a list or a batch of them"""
     if isinstance(value, np.ndarray) or _is_tensor(value):
-        return value.ndim != 4  # type: ignore[union-attr]
+        return value.ndim != 4
     return isinstance(value, (str, Path, bytes, bytearray, Image.Image)) or hasattr(value, "read")
 
 
-def _is_tensor(value: object) -> bool:
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
     """Without importing torch: haav.export.portable reads pictures too"""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
@@ -43,12 +43,12 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     `most`: pixels
     """
     if _is_tensor(picture):
-        picture = _channels_last(picture.detach().cpu().numpy())  # type: ignore[union-attr]
+        return _from_array(_channels_last(picture.detach().cpu().numpy()))
     if isinstance(picture, np.ndarray):
         return _from_array(picture)
     if isinstance(picture, Image.Image):
         return _to_rgb(picture)
-    name, data = _bytes_of(picture)
+    name, data = _bytes_of(picture)  # type: ignore[arg-type]  # a tensor has been read above
     if not data:
         raise ImageError(f"{name} is empty.")
     try:
