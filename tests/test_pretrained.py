@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from haav import Captioner
 from haav.errors import CheckpointError, DataError
 from haav.text import SPECIAL, Vocabulary
-from tiny import random_views, tiny_config, tiny_model
+from helpers import random_views, tiny_config, tiny_model
 
 FILES = ("config.json", "model.safetensors", "vocabulary.json")
 

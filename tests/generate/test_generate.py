@@ -17,7 +17,7 @@ from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
 from haav.text import BOS, EOS, PAD, UNK
 from haav.types import Cache
-from tiny import combinations, random_view, random_views, tiny_model
+from helpers import combinations, random_view, random_views, tiny_model
 
 SPEAKABLE = Never([UNK, PAD, BOS])
 
@@ -462,7 +462,7 @@ def test_words_that_follow_themselves_are_collapsed() -> None:
 
 
 def test_an_ensemble_of_models_with_other_views_averages_probabilities_and_loses_photos_like_one() -> None:
-    from tiny import VIEWS
+    from helpers import VIEWS
 
     torch.manual_seed(3)
     first, second = tiny_model(), tiny_model(views={name: VIEWS[name] for name in ("grid", "text")})

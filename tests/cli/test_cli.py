@@ -18,9 +18,9 @@ from haav.cli import output
 from haav.cli.main import VERBS, main
 from haav.inference.convert import convert
 from haav.text import SPECIAL
-from tiny import VIEWS  # noqa: F401  (keeps torch imported once for the in-process runs)
+from helpers import ROOT
 
-GOLDEN = Path(__file__).parent / "golden" / "release.safetensors"
+GOLDEN = ROOT / "tests" / "golden" / "release.safetensors"
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -54,7 +54,7 @@ def test_release_has_the_papers_parameter_counts(
 
 def test_fidelity_page_has_the_counts_of_the_preset_paper(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(run(capsys, "describe", "--preset", "paper", "--json")[1])
-    page = (Path(__file__).parents[1] / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     assert f"{data['parameters']:,} parameters ({data['inference_parameters']:,} for inference)" in page
 
 

@@ -23,32 +23,9 @@ from haav.errors import CheckpointError, ConfigError, DataError
 from haav.inference import stream
 from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
-from haav.model.build import build_model, resolve
 from haav.photos.images import load_image
-from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption
-from haav.views import build_extractor
-from haav.views.embedded.regions import WIDTH
-from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
-from haav.views.retrieval.text import text_spec
-from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
-from tiny import tiny_config
-
-SAMPLES = Path(haav.__file__).parent / "samples"
-WORDS = Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23))))
-
-
-def save_model(folder: Path, text: TextDatabase | None = None) -> Path:
-    """A small model of chance weights that reads the embedded views"""
-    torch.manual_seed(0)
-    specs = {name: build_extractor(name).spec for name in ("cells", "objects")}
-    if text is not None:
-        specs["text_whole"] = text_spec(text, "whole", 16)
-    config = tiny_config()
-    config, problems = resolve(replace(config, model=replace(config.model, views=specs, vocabulary_size=len(WORDS))))
-    assert not problems
-    Captioner(build_model(config.model), config, WORDS).save_pretrained(folder)
-    return folder
+from helpers import SAMPLES, save_model, save_text_model
 
 
 @pytest.fixture(scope="module")
@@ -259,17 +236,6 @@ def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, mo
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caption", "a.jpg", "--model", "bset"]) == 1
     assert "no model directory bset" in capsys.readouterr().err
-
-
-def save_text_model(folder: Path) -> Path:
-    """A model that reads sentences too; the bridge and the text database lie beside it"""
-    torch.manual_seed(0)
-    vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=1)
-    text = TextDatabase([Entry(f"sentence {n}", (f"p{n}",)) for n in range(50)], vectors, Manifest("toy"))
-    text.save(folder / "textdb")
-    config = BridgeConfig(features=WIDTH, vectors=384, folds=2)
-    CrossFitted(config, [Bridge(config) for _ in range(3)], {"p1": 0, "p2": 1}, "toy").save(folder / "bridge")
-    return save_model(folder / "model", text)
 
 
 def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import haav
 from haav.config import override
 from haav.inference.captioner import Captioner
 from haav.web.batcher import Batcher, Busy
-from test_album import SAMPLES, save_model
+from helpers import SAMPLES, save_model
 
 pytest.importorskip("fastapi", reason="needs the web extra")
 pytest.importorskip("axe_playwright_python", reason="needs the dev extra")

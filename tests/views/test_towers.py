@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import helpers
 from haav import weights
 from haav.errors import ConfigError, ViewError
 from haav.machine import has_fbgemm
@@ -23,7 +24,7 @@ from haav.views.embedded import clip, dinov2, vit
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
 
-SAMPLES = sorted((Path(__file__).parents[1] / "src/haav/samples").glob("*.jpg"))
+SAMPLES = sorted(helpers.SAMPLES.glob("*.jpg"))
 NEW_VIEWS = ("patches", "patch_objects", "patch_regions", "dino_patches")
 
 

@@ -28,8 +28,8 @@ from haav.types import quiet
 from haav.views import extractors, weights_of
 from haav.views.retrieval.sentences import MiniLM
 from haav.weights import ARTEFACTS, Artefact, Member
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 SRC = str(ROOT / "src")
 FILES = {"tiny_weights/model/net.bin": os.urandom(300_000), "tiny_weights/model/names.txt": b"cat\ndog\n"}
 CODE = "raise RuntimeError('the code of a package that carries weights was run')\n"

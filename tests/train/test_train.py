@@ -45,7 +45,7 @@ from haav.train.run import RunFiles
 from haav.train.schedule import build_schedule
 from haav.train.setup import prepare
 from haav.types import Batch, View
-from tiny import SILENT, random_captions, random_views, tiny_model
+from helpers import SILENT, assert_identical, checkpoint_weights, random_captions, random_views, tiny_model
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 
@@ -57,17 +57,6 @@ def toy(*flags: str, epochs: int = 2) -> Config:
         *zip(flags[::2], flags[1::2], strict=True),
     ]
     return load_config(file=find_recipe("toy"), flags=flags_from(pairs))
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_weights(folder / "checkpoint.safetensors")[0]
-
-
-def assert_identical(first: Path, second: Path) -> None:
-    one, other = weights(first), weights(second)
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
 
 
 # Objectives
@@ -506,7 +495,11 @@ def test_a_set_without_val_is_trained_and_its_last_model_kept(
     words = ["--data.dataset", str(tmp_path / "train.jsonl"), "--data.store", str(store), "--train.epochs", "1"]
     assert main(["train", "toy", *words, "--out", str(tmp_path / "run")]) == 0
     assert "no val photos to choose by: the last model is in" in capsys.readouterr().out
-    last = {name: tensor for name, tensor in weights(tmp_path / "run").items() if name.startswith("learner.model.")}
+    last = {
+        name: tensor
+        for name, tensor in checkpoint_weights(tmp_path / "run").items()
+        if name.startswith("learner.model.")
+    }
     saved, _ = load_weights(tmp_path / "run" / "best" / "model.safetensors")
     for name, tensor in saved.items():
         assert torch.equal(tensor, last[f"learner.model.{name}"]), name

@@ -19,7 +19,7 @@ from haav.pretrained import saved_dtype
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, PhotoView, ViewSpec, Word
-from tiny import VIEWS, random_views, tiny_config, tiny_model
+from helpers import VIEWS, random_views, tiny_config, tiny_model
 
 WORDS = Vocabulary((*SPECIAL, "a", "the", *(f"w{number}" for number in range(6, 23))))
 PHOTOS = tuple(Photo(f"COCO_val2014_{n:012d}.jpg", "val", ("a w7 w8", "the w9"), None) for n in range(1, 5))

@@ -20,6 +20,7 @@ from haav.evaluate import meteor as module
 from haav.evaluate.meteor import MeteorData, ParaphraseFile, load_meteor, meteor, meteor_stats, score
 from haav.evaluate.meteor_words import normalize
 from haav.evaluate.porter2 import STEP_2, STEP_3, STEP_4, stem
+from helpers import SHARED
 
 TINY = MeteorData(
     function_words=frozenset(("a", "the", "in", "of")),
@@ -189,7 +190,7 @@ def test_paraphrases_survive_the_borders_of_blocks(tmp_path: Path, block: int) -
 
 # The jar
 
-CAPTIONS = Path(__file__).parents[2] / "shared/data/flickr8k/dataset_flickr8k.json.gz"
+CAPTIONS = SHARED / "flickr8k/dataset_flickr8k.json.gz"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from haav.inference.captioner import Captioner
 from haav.photos.images import load_image
 from haav.studies.control import _covered, _object, _zeroed, change, mask_photo, mask_study, trust, watch
 from haav.types import Caption, PhotoView, View, Word
-from test_album import SAMPLES, save_model
+from helpers import SAMPLES, save_model
 
 
 @pytest.fixture(scope="module")

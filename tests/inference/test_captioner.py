@@ -16,7 +16,7 @@ from haav.generate.loop import generate
 from haav.inference.captioner import Captioner
 from haav.text import DANGLING, SPECIAL, Vocabulary
 from haav.types import Caption, Word
-from tiny import random_views, tiny_config, tiny_model
+from helpers import random_views, tiny_config, tiny_model
 
 WORDS = Vocabulary((*SPECIAL, "a", "with", *(f"w{number}" for number in range(6, 23))))
 

@@ -18,23 +18,19 @@ from hypothesis import strategies as st
 
 import haav
 from haav.cli.main import main
-from haav.config import DecodeConfig, override
+from haav.config import DecodeConfig
 from haav.data.collate import collate
 from haav.errors import CheckpointError, ConfigError, ImageError
 from haav.generate.build import build_rules, build_strategy
 from haav.generate.loop import generate
-from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
 from haav.inference.stream import find_items
-from haav.model.build import build_model
-from haav.pretrained import save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
 from haav.views.embedded.objects import ObjectsExtractor, suppress
 from haav.views.embedded.pooling import pool as pool_torch
 from haav.views.embedded.yolo import Detections
-from test_album import SAMPLES, WORDS, save_text_model
-from tiny import VIEWS, tiny_config
+from helpers import SAMPLES, SHARED, VIEWS, save_text_model, tiny_captioner
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
@@ -84,13 +80,6 @@ def arrays(seen: dict[str, list[PhotoView]]) -> dict[str, list[dict[str, np.ndar
         return parts if view.boxes is None else parts | {"boxes": view.boxes.numpy()}
 
     return {name: [one(view) for view in views] for name, views in seen.items()}
-
-
-def tiny_captioner(folder: Path, decode: dict[str, Any], **model: Any) -> Captioner:
-    torch.manual_seed(3)
-    config = override(tiny_config(vocabulary_size=len(WORDS), **model), "decode", decode)
-    save_pretrained(folder, build_model(config.model), config, WORDS)
-    return Captioner.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -302,10 +291,9 @@ def test_what_cannot_be_exported_or_read_is_said(tmp_path: Path, exported: Path)
 
 @pytest.mark.slow
 def test_the_shipped_model_gives_the_same_captions_of_two_hundred_photos(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[2] / "shared" / "data"
-    if not folder.is_dir():
+    if not SHARED.is_dir():
         pytest.skip("needs the photos of ../shared/data")
-    items = find_items([str(folder / "flickr8k")], lambda most: b"")[:200]
+    items = find_items([str(SHARED / "flickr8k")], lambda most: b"")[:200]
     photos = [item.read() for item in items]
     export("best", tmp_path / "out")
     ours, portable = haav.load(), PortableCaptioner(tmp_path / "out")

@@ -22,7 +22,7 @@ from haav.studies.explain import _without, explain
 from haav.studies.page import render
 from haav.text import BOS
 from haav.types import PhotoView
-from test_album import SAMPLES, save_model
+from helpers import SAMPLES, save_model
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,13 @@ import gzip
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from haav.evaluate.ptb import PUNCTUATION, _read, tokenize
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-
+from helpers import SHARED
 
 # Read by hand
 

@@ -12,6 +12,7 @@ from haav.config import Config, flatten, parse, to_dict
 from haav.config.load import flags_from, preset_names
 from haav.errors import ConfigError, HaavError
 from haav.model.build import load_config
+from helpers import ROOT
 
 
 def message(*flags: tuple[str, str], preset: str | None = None, file: Path | None = None) -> str:
@@ -182,8 +183,9 @@ def test_any_text_as_a_file_gives_a_config_or_a_haav_error(tmp_path_factory: pyt
 
 
 def test_shipped_presets_are_plain_yaml() -> None:
-    folder = Path(__file__).parents[1] / "src" / "haav" / "presets"
-    for file in folder.glob("*.yaml"):
+    files = sorted((ROOT / "src" / "haav" / "config" / "presets").glob("*.yaml"))
+    assert [file.stem for file in files] == sorted(preset_names())
+    for file in files:
         assert isinstance(yaml.safe_load(file.read_text()), dict)
 
 

@@ -12,7 +12,6 @@ import tarfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,16 +22,9 @@ from haav.photos.sources import digests, find_photos
 from haav.store.lmdb import Store
 from haav.store.records import pack
 from haav.views.extract import extract
+from helpers import make_photos
 
 VIEWS = ["grid", "objects", "regions"]
-
-
-def make_photos(folder: Path, count: int) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        pixels = np.random.default_rng(number).integers(0, 255, (12, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((64, 48)).save(folder / f"{number:03d}.jpg")
-    return folder
 
 
 def contents(store: Path) -> dict[str, dict[str, bytes]]:

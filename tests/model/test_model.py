@@ -32,7 +32,7 @@ from haav.model.layers import (
 from haav.model.losses import caption_xe
 from haav.studies.describe import describe, with_equal_views
 from haav.types import EncodedViews, KeyValues, View, ViewSpec
-from tiny import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
+from helpers import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 
 every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
 

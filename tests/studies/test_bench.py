@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from haav.cli.main import main
 from haav.studies.bench import convolution_gigaflops, seconds
 from haav.views.embedded.folded import FoldedConv
-from test_album import save_model
+from helpers import save_model
 
 
 class TwoLayers(nn.Module):

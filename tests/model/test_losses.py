@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from haav.model.build import build_contrast, build_model
 from haav.model.contrast import MomentumContrast
 from haav.model.losses import caption_xe, info_nce
-from tiny import SILENT, random_captions, random_view, random_views, tiny_config
+from helpers import SILENT, random_captions, random_view, random_views, tiny_config
 
 
 def test_info_nce_worked_by_hand() -> None:

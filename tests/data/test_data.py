@@ -20,7 +20,7 @@ from haav.errors import ConfigError, DataError, HaavError, StoreError
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
 from haav.types import PhotoView, ViewSpec
-from tiny import VIEWS, tiny_model
+from helpers import VIEWS, tiny_model
 
 WANT = Dataset((Photo("a.jpg", "train", ("one", "two")), Photo("b.jpg", "val", ("three",)), Photo("c.jpg", "test")))
 

@@ -21,7 +21,7 @@ from haav.inference.pack import pack
 from haav.photos.images import load_image
 from haav.text import SPECIAL, Vocabulary, tokenize
 from haav.types import Caption, PhotoView, Word
-from test_album import SAMPLES, save_text_model
+from helpers import SAMPLES, save_text_model
 
 WORDS = Vocabulary((*SPECIAL, *["a", "on", "the", "dog", "cat", "sits", "runs", "mat", "grass", "red"]))
 sentences = st.lists(st.sampled_from(WORDS.words[4:]), min_size=0, max_size=9).map(" ".join)
