@@ -15,7 +15,9 @@ from torch.testing import assert_close
 
 from haav.errors import ViewError
 from haav.model.aggregators import aggregators
+from haav.model.aggregators.base import TwoTierAggregator
 from haav.model.build import build_contrast, build_model
+from haav.model.encodings import encodings
 from haav.model.embed import ViewEmbedding
 from haav.model.haav import Haav
 from haav.model.layers import (
@@ -35,6 +37,12 @@ from haav.types import EncodedViews, KeyValues, View, ViewSpec
 from helpers import SILENT, VIEWS, combinations, random_captions, random_view, random_views, tiny_config, tiny_model
 
 every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
+every_single_model = pytest.mark.parametrize(
+    ("encoding", "aggregator", "outputs"),
+    [names for names in combinations() if len(encodings.get(names[0]).split(tuple(VIEWS))) == 1],
+)
+KEEPS_VIEWS = [name for name in encodings if encodings.get(name).keeps_views]
+TWO_TIERS = [name for name in aggregators if issubclass(aggregators.get(name), TwoTierAggregator)]
 
 
 def variant(encoding: str, aggregator: str, outputs: str, **more: object):
@@ -157,7 +165,7 @@ def test_bfloat16_is_close_to_float32(encoding: str, aggregator: str, outputs: s
     exact = model(views, captions).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = model(views, captions).logits
-    assert mixed.dtype == (torch.float32 if encoding == "model_per_view" else torch.bfloat16)
+    assert mixed.dtype == (torch.float32 if len(model.members) > 1 else torch.bfloat16)
     assert_close(mixed.float(), exact, rtol=0.1, atol=0.1)
     assert_close(model.bfloat16()(views, captions).logits.float(), exact, rtol=0.1, atol=0.1)
 
@@ -195,12 +203,11 @@ def test_later_words_change_nothing_before_them(encoding: str, aggregator: str, 
     assert_close(model(views, other).logits[:, :, :3], model(views, captions).logits[:, :, :3])
 
 
-@pytest.mark.parametrize("encoding", ["shared", "unshared"])
-@pytest.mark.parametrize("aggregator", ["hierarchical", "mean", "max", "sigmoid", "tanh", "concat_tokens"])
-def test_permuting_views_permutes_weights_and_nothing_else(encoding: str, aggregator: str) -> None:
+@every_single_model
+def test_permuting_views_permutes_weights_and_nothing_else(encoding: str, aggregator: str, outputs: str) -> None:
     order = ("text", "objects", "grid")
-    model = tiny_model(encoding=encoding, aggregator=aggregator)
-    permuted = tiny_model(encoding=encoding, aggregator=aggregator, views={name: VIEWS[name] for name in order})
+    model = variant(encoding, aggregator, outputs)
+    permuted = variant(encoding, aggregator, outputs, views={name: VIEWS[name] for name in order})
     permuted.load_state_dict(model.state_dict())
     views, captions = random_views(), random_captions()
     first, second = model(views, captions), permuted({name: views[name] for name in reversed(order)}, captions)
@@ -263,7 +270,7 @@ def test_model_per_view_is_as_many_whole_models_as_views() -> None:
     assert four == (4 * one[0], 4 * one[1])
 
 
-@pytest.mark.parametrize("encoding", ["shared", "unshared"])
+@pytest.mark.parametrize("encoding", KEEPS_VIEWS)
 def test_encoding_and_step_are_linear_in_views(encoding: str) -> None:
     growth = describe(tiny_config(encoding=encoding)).growth
     for cost in ("encoding", "encoding_attention", "memory", "step"):
@@ -537,9 +544,10 @@ def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
     assert_close(found.context, expected / 3**0.5)
 
 
+@pytest.mark.parametrize("encoding", KEEPS_VIEWS)
 @pytest.mark.parametrize("aggregator", list(aggregators))
-def test_a_dropped_view_is_as_if_it_were_absent(aggregator: str) -> None:
-    model, views, captions = tiny_model(aggregator=aggregator), random_views(), random_captions()
+def test_a_dropped_view_is_as_if_it_were_absent(encoding: str, aggregator: str) -> None:
+    model, views, captions = variant(encoding, aggregator, "last"), random_views(), random_captions()
     dropped = replace(model.encode(views), present=torch.tensor([[False, True, True]]).expand(3, -1))
     rest = {name: view for name, view in views.items() if name != "objects"}
     assert_close(model.decode(captions, model.start(dropped)).logits, model(rest, captions).logits)
@@ -567,7 +575,7 @@ def test_blocks_drop_where_the_release_does(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("outputs", ["last", "all"])
-@pytest.mark.parametrize("encoding", ["shared", "unshared"])
+@pytest.mark.parametrize("encoding", KEEPS_VIEWS)
 def test_cls_alone_is_the_cls_of_all(encoding: str, outputs: str) -> None:
     model = tiny_model(encoding=encoding, encoder_outputs=outputs).eval()
     views = random_views()
@@ -649,8 +657,9 @@ def test_wrong_positions_are_named() -> None:
 
 
 @pytest.mark.parametrize("outputs", ["last", "all"])
-def test_looks_are_where_each_word_looks_within_each_view(outputs: str) -> None:
-    model = tiny_model(encoder_outputs=outputs).eval()
+@pytest.mark.parametrize("aggregator", TWO_TIERS)
+def test_looks_are_where_each_word_looks_within_each_view(aggregator: str, outputs: str) -> None:
+    model = tiny_model(aggregator=aggregator, encoder_outputs=outputs).eval()
     views, captions = random_views(), random_captions(3, 2, 5)
     decoded = model(views, captions)
     layers = 1 if outputs == "last" else 3
