@@ -25,12 +25,13 @@ from haav.generate.build import build_rules, build_strategy
 from haav.generate.loop import generate
 from haav.inference.pack import pack
 from haav.inference.stream import find_items
+from haav.model.encodings import encodings
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
 from haav.views.embedded.objects import ObjectsExtractor, suppress
 from haav.views.embedded.pooling import pool as pool_torch
 from haav.views.embedded.yolo import Detections
-from helpers import SAMPLES, SHARED, VIEWS, save_text_model, tiny_captioner
+from helpers import SAMPLES, SHARED, VIEWS, combinations, save_text_model, tiny_captioner
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
@@ -40,6 +41,7 @@ from haav.export.portable.eyes import objects, pool
 from haav.export.portable.search import Search
 
 PHOTOS = sorted(SAMPLES.glob("*.jpg"))
+SINGLE_MODELS = [names for names in combinations() if len(encodings.get(names[0]).split(tuple(VIEWS))) == 1]
 
 
 def same(ours: Caption, theirs: Caption) -> None:
@@ -108,14 +110,11 @@ def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, A
 @pytest.mark.parametrize(
     "model",
     [
-        {"encoding": "unshared", "aggregator": "mean"},
-        {"encoding": "concat_views", "aggregator": "concat_tokens"},
+        *({"encoding": names[0], "aggregator": names[1], "encoder_outputs": names[2]} for names in SINGLE_MODELS),
         {"aggregator": "sigmoid", "cls": "mean", "encoder_outputs": "all"},
-        {"aggregator": "joint"},
-        {"aggregator": "joint", "encoder_outputs": "all"},
-        {"aggregator": "concat_tokens"},
         {"memory_slots": 0, "encoder_outputs": "all"},
     ],
+    ids=lambda model: "-".join(map(str, model.values())),
 )
 def test_any_single_model_can_be_exported(tmp_path: Path, model: dict[str, Any]) -> None:
     captioner = tiny_captioner(tmp_path / "model", {}, **model)

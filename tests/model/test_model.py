@@ -17,8 +17,8 @@ from haav.errors import ViewError
 from haav.model.aggregators import aggregators
 from haav.model.aggregators.base import TwoTierAggregator
 from haav.model.build import build_contrast, build_model
-from haav.model.encodings import encodings
 from haav.model.embed import ViewEmbedding
+from haav.model.encodings import encodings
 from haav.model.haav import Haav
 from haav.model.layers import (
     Attention,

@@ -30,7 +30,11 @@ from haav.views.embedded.regions import CROPS, crops
 from haav.views.extract import extract
 from haav.views.live import Eyes
 
-EMBEDDED = ("grid", "cells", "objects", "regions")
+EMBEDDED = [
+    name
+    for name in extractors
+    if extractors.get(name).__module__.startswith("haav.views.embedded.") and not extractors.get(name).needs
+]
 
 
 @pytest.fixture(scope="module")
