@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from haav.inference.captioner import Captioner, load
     from haav.types import Caption
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Caption", "Captioner", "HaavError", "__version__", "load"]
 
 _HOME = {
