@@ -41,7 +41,7 @@ class Projector(nn.Module):
 
     def forward(self, cls: Tensor, mask: Tensor) -> Tensor:
         """cls (B, V, L, D), mask (B, V) → (B, V, D)"""
-        rows = cls[mask].to(self.mlp[0].weight.dtype)
+        rows = cls[mask].to(next(self.mlp.parameters()).dtype)
         if self.training and rows.shape[0] * rows.shape[1] < 2:
             return cls.sum(dim=2) * 0.0  # batch statistics need two rows; a lone one has nothing to compare with
         projected = self.mlp(rows.flatten(0, 1)).view_as(rows)
