@@ -117,9 +117,10 @@ def annotations(folder: Path) -> Check:
 
 def configs(folder: Path) -> Check:
     from haav.model.build import load_config
+    from helpers import ROOT
 
-    recipes = Path(__file__).parents[1] / "src" / "haav" / "recipes"
-    corpus = [file.read_bytes() for file in sorted(recipes.glob("*.yaml"))]
+    corpus = [file.read_bytes() for file in sorted((ROOT / "src" / "haav" / "config" / "recipes").glob("*.yaml"))]
+    assert corpus
     corpus.append(b"model: {views: {grid: {dim: 8, max_tokens: 4, indices: {row: 2}, boxes: true}}, d_model: 32}\n")
 
     def check(rng: random.Random) -> None:
@@ -135,8 +136,7 @@ def models(folder: Path) -> Check:
 
     _quiet_torch()
     from haav.model.build import build_model
-    from test_album import WORDS
-    from tiny import random_views, tiny_config
+    from helpers import WORDS, random_views, tiny_config
 
     config = tiny_config(vocabulary_size=len(WORDS))
     Captioner(build_model(config.model), config, WORDS).save_pretrained(folder / "model")
@@ -227,7 +227,7 @@ def exports(folder: Path) -> Check:
 
     _quiet_torch()
     from haav.export.onnx import export_onnx
-    from test_export import tiny_captioner
+    from helpers import tiny_captioner
 
     tiny_captioner(folder / "model", {})
     export_onnx(folder / "model", folder / "out")
@@ -260,8 +260,7 @@ def runs(folder: Path) -> Check:
     from haav.train.run import RunFiles
 
     _quiet_torch()
-    from test_album import WORDS
-    from tiny import tiny_config
+    from helpers import WORDS, tiny_config
 
     (folder / "run").mkdir()
     files = RunFiles(folder / "run")
@@ -283,7 +282,7 @@ def requests(folder: Path) -> Check:
     from haav.web.server import Limits, build_app
 
     _quiet_torch()
-    from test_album import SAMPLES, save_model
+    from helpers import SAMPLES, save_model
 
     small = io.BytesIO()
     from PIL import Image

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from haav.views import extractors
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "haav"
 LAYERS = yaml.safe_load((ROOT / "docs" / "layers.yaml").read_text())
 ORDER = [part for layer in LAYERS for part in layer["parts"]]

@@ -24,9 +24,9 @@ import pytest
 import haav
 from haav.cli.main import main
 from haav.store import Store
-from test_album import SAMPLES, save_model
-from test_extract import make_photos
-from test_train import assert_identical
+from helpers import SAMPLES, assert_identical, make_photos, save_model
+
+pytest.importorskip("lightning_fabric", reason="needs the train extra")
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CAT = str(SAMPLES / "cat.jpg")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from haav import Captioner
 from haav.errors import CheckpointError, DataError
 from haav.text import SPECIAL, Vocabulary
-from tiny import random_views, tiny_config, tiny_model
+from helpers import combinations, random_views, tiny_config, tiny_model
 
 FILES = ("config.json", "model.safetensors", "vocabulary.json")
 
@@ -25,9 +25,10 @@ def captioner(**model: object) -> Captioner:
     return Captioner(tiny_model(**model), config, Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23)))))
 
 
-@pytest.mark.parametrize("encoding", ["shared", "unshared", "concat_views", "model_per_view"])
-def test_a_saved_model_captions_as_before(tmp_path: Path, encoding: str) -> None:
-    tool, views = captioner(encoding=encoding), random_views()
+@pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
+def test_a_saved_model_captions_as_before(tmp_path: Path, encoding: str, aggregator: str, outputs: str) -> None:
+    tool = captioner(encoding=encoding, aggregator=aggregator, encoder_outputs=outputs)
+    views = random_views()
     tool.save_pretrained(tmp_path / "m")
     assert sorted(os.listdir(tmp_path / "m")) == sorted(FILES)
     again = Captioner.from_pretrained(tmp_path / "m")

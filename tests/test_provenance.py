@@ -33,7 +33,7 @@ from haav.views.embedded.regions import WIDTH
 from haav.views.extract import extract
 from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
 from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
-from tiny import tiny_config
+from helpers import tiny_config
 
 SAMPLES = Path(haav.__file__).parent / "samples"
 WORDS = Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23))))

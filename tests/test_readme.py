@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from haav.cli.main import main
-
-ROOT = Path(__file__).parents[1]
+from helpers import ROOT
 
 
 def blocks(file: str, language: str) -> list[str]:
@@ -41,7 +40,7 @@ def test_readme_commands_and_code_run_in_order(
     assert [words for words in commands if words[0] != ".venv/bin/haav"] == [["make", "caption"]]
     for words in ours:
         if words == ["serve"]:
-            continue  # does not end by itself: tests/test_web.py
+            continue  # does not end by itself: tests/web/test_web.py
         assert main(words) == 0, (words, capsys.readouterr().err)
         assert capsys.readouterr().out
     first, second = (
@@ -64,7 +63,7 @@ from torch import Tensor
 from haav.model.aggregators.base import TwoTierAggregator, aggregators
 from haav.types import Aggregated
 {code}
-from tiny import random_captions, random_views, tiny_model
+from helpers import random_captions, random_views, tiny_model
 model, views, captions = tiny_model(aggregator="median"), random_views(), random_captions()
 without = {{name: view for name, view in views.items() if name != "grid"}}
 logits = model(without, captions).logits

@@ -27,9 +27,9 @@ from haav.model.contrast import MomentumContrast
 from haav.model.haav import Haav
 from haav.text import EOS, PAD
 from haav.types import View
-from tiny import cross_entropy
+from helpers import ROOT, cross_entropy
 
-GOLDEN = Path(os.environ.get("HAAV_GOLDEN") or Path(__file__).parent / "golden" / "release.safetensors")
+GOLDEN = Path(os.environ.get("HAAV_GOLDEN") or ROOT / "tests" / "golden" / "release.safetensors")
 VIEWS = ("objects", "grid", "text_whole", "text_five")
 OUTPUT = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT = {"rtol": 1e-4, "atol": 1e-4}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from haav.weights import ARTEFACTS
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots")
 LARGEST = 60_000_000
 

@@ -12,10 +12,10 @@ import pytest
 from haav.cli.main import main
 from haav.pretrained import SHIPPED
 from haav.views import base, extractors
-from test_album import SAMPLES
+from helpers import ROOT, SAMPLES
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
-PAGE = (Path(__file__).parent.parent / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
 CAPTIONS = """image,caption,split
 astronaut.jpg,a woman in an orange suit,train
 cat.jpg,a cat looking at the camera,train

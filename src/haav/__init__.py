@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from haav.inference.options import CaptionOptions
     from haav.types import Caption
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Caption", "CaptionOptions", "Captioner", "HaavError", "__version__", "load"]
 
 _HOME = {

@@ -2,7 +2,7 @@
 
 Those tools run the Penn Treebank tokenizer of CoreNLP 3.4.1 with `-preserveLines -lowerCase`, then drop punctuation.
 Published scores are over its words, oddities included: "(" is the word "-lrb-", "¢" is "cents", an emoji is nothing.
-So the rules here keep its oddities too; `tests/test_ptb.py` holds them to the original.
+So the rules here keep its oddities too; `tests/evaluate/test_ptb.py` holds them to the original.
 """
 
 from __future__ import annotations

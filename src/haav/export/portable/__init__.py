@@ -2,8 +2,8 @@
 
     python -m haav.export.portable EXPORTED photo.jpg …
 
-Same photos, same captions, word for word, as the model that was exported (tests/test_export.py). Plain beam search
-with its rules only: no sampling, no demanded words, no groups.
+Same photos, same captions, word for word, as the model that was exported (tests/export/test_export.py). Plain beam
+search with its rules only: no sampling, no demanded words, no groups.
 """
 
 from __future__ import annotations

@@ -1,0 +1,230 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from haav import Captioner, __version__
+from haav.cli import output
+from haav.cli.main import VERBS, main
+from haav.inference.convert import convert
+from haav.text import SPECIAL
+from helpers import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "release.safetensors"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(words))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters"),
+    [
+        ([], 15_361_036),
+        (["--contrastive", "false"], 13_520_396),
+        (["--encoding", "unshared", "--contrastive", "false"], 20_812_556),
+        (["--encoding", "unshared"], 22_653_196),
+        (["--encoding", "concat_views"], 13_120_268),
+        (["--encoding", "model_per_view"], 49_104_908),
+    ],
+)
+def test_release_has_the_papers_parameter_counts(
+    capsys: pytest.CaptureFixture[str], flags: list[str], parameters: int
+) -> None:
+    code, out, _ = run(capsys, "describe", "--preset", "release", "--json", *flags)
+    assert code == 0
+    assert json.loads(out)["parameters"] == parameters
+    assert f'"parameters": {parameters}' in out
+
+
+def test_fidelity_page_has_the_counts_of_the_preset_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(run(capsys, "describe", "--preset", "paper", "--json")[1])
+    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    assert f"{data['parameters']:,} parameters ({data['inference_parameters']:,} for inference)" in page
+
+
+def test_describe_prints_parts_views_and_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "describe", "--preset", "release", "--encoding", "concat_views")
+    assert code == 0
+    for text in ("13,120,268", "text_five", "crop < 5, rank < 16", "V^1.9", "one word"):
+        assert text in out
+
+
+def test_describe_json_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "describe", "--preset", "release", "--json")
+    data = json.loads(out)
+    assert data["inference_parameters"] == 13_520_396
+    assert data["exponents"] == {"encoding": 1, "encoding_attention": 1, "memory": 1, "step": 1}
+    assert set(data["flops"]) == {"encoding", "encoding_attention", "memory", "step"}
+    assert set(data["growth"]) == {"1", "2", "4", "8", "16"}
+
+
+def test_settings_can_be_given_with_dots_and_equals_signs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, small, _ = run(capsys, "describe", "--json", "--model.d_model", "64", "--model.vocabulary_size=100")
+    assert json.loads(small)["parameters"] < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["descrbe"], 2, "unknown command 'descrbe'. Did you mean 'describe'?"),
+        (["describe", "--presett", "x"], 2, "unknown flag '--presett'. Did you mean '--preset'?"),
+        (["describe", "--preset", "papr"], 1, "unknown preset 'papr'. Did you mean 'paper'?"),
+        (
+            ["describe", "--aggregator", "hierarchal"],
+            1,
+            "Did you mean 'hierarchical'?\n  Available: auto, concat_tokens,",
+        ),
+        (["describe", "--encoding", "concat_views", "--contrastive", "true"], 1, "nothing to contrast"),
+        (["describe", "--model.d_model"], 2, "--model.d_model needs a value"),
+        (["convert", "a.safetensors", "out", "--model.d_model", "3"], 2, "takes no settings"),
+        (["convert", "a.safetensors"], 2, "required: out"),
+        (["convert", "none.safetensors", "out"], 1, "none.safetensors is missing"),
+        (["convert", "none.pth", "out"], 1, "none.pth is missing"),
+        (["--model.d_model", "5"], 2, "required: VERB"),
+        (["convert", str(GOLDEN), "out", "--heads", "0"], 1, "--heads must be at least 1, not 0"),
+        ([], 2, ""),
+    ],
+)
+def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str) -> None:
+    try:
+        found = main(words)
+        err = capsys.readouterr().err
+    except SystemExit as stop:
+        err = capsys.readouterr().err
+        found, err = (stop.code, err) if isinstance(stop.code, int) else (1, str(stop.code))
+    assert says in err
+    assert found == code
+    assert "Traceback" not in err
+
+
+def test_convert_writes_a_model_that_captions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, "convert", str(GOLDEN), str(tmp_path / "m"))
+    assert (code, "4 views, width 32, 61 words" in out) == (0, True)
+    assert "No --vocabulary was given" in err
+    assert {"contrast.safetensors", "model.safetensors"} <= {file.name for file in (tmp_path / "m").iterdir()}
+    again = Captioner.from_pretrained(tmp_path / "m")
+    assert again.vocabulary.words[:5] == (*SPECIAL, "word4")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            again.model.state_dict().values(), convert(GOLDEN).captioner.model.state_dict().values(), strict=True
+        )
+    )
+
+
+def test_convert_reads_pth_without_running_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tensors = {k.removeprefix("weights."): v for k, v in load_file(GOLDEN).items() if k.startswith("weights.")}
+    words = [*SPECIAL, *(f"v{number}" for number in range(4, 61))]
+    (tmp_path / "words.json").write_text(json.dumps(words))
+    torch.save({"state_dict": {f"module.{k}": v for k, v in tensors.items()}, "epoch": 3}, tmp_path / "c.pth")
+    code, _, err = run(
+        capsys, "convert", str(tmp_path / "c.pth"), str(tmp_path / "m"), "--vocabulary", str(tmp_path / "words.json")
+    )
+    assert (code, err) == (0, "")
+    assert Captioner.from_pretrained(tmp_path / "m").vocabulary.words[4] == "v4"
+
+    class Evil:
+        def __reduce__(self) -> object:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": tensors, "extra": Evil()}, tmp_path / "evil.pth")
+    code, _, err = run(capsys, "convert", str(tmp_path / "evil.pth"), str(tmp_path / "m2"))
+    assert (code, "could run code" in err) == (1, True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_convert_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def complaint(*words: str) -> str:
+        code, _, err = run(capsys, "convert", *words, str(tmp_path / "m"))
+        assert code == 1
+        return err
+
+    (tmp_path / "text.pth").write_text("hello")
+    assert "text.pth" in complaint(str(tmp_path / "text.pth"))
+    torch.save([1, 2], tmp_path / "list.pth")
+    assert "holds a list, not named tensors" in complaint(str(tmp_path / "list.pth"))
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    assert "does not look like a checkpoint of the released code" in complaint(str(tmp_path / "other.safetensors"))
+    tensors = {k.removeprefix("weights."): v for k, v in load_file(GOLDEN).items() if k.startswith("weights.")}
+    del tensors["view_gen.vis_mlp.0.weight"]
+    save_file(tensors, tmp_path / "partial.safetensors")
+    assert "'view_gen.vis_mlp.0.weight' is missing or misshapen" in complaint(str(tmp_path / "partial.safetensors"))
+    assert "--heads 7 does not divide the width 32" in complaint(str(GOLDEN), "--heads", "7")
+    (tmp_path / "few.txt").write_text("\n".join(SPECIAL))
+    assert "has 4 words, the checkpoint 61" in complaint(str(GOLDEN), "--vocabulary", str(tmp_path / "few.txt"))
+
+
+def test_help_and_version_do_not_wait_for_torch() -> None:
+    script = (
+        "import sys, haav.cli.main\n"
+        "try: haav.cli.main.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    for flag in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", script, flag], capture_output=True, text=True, check=True)
+        assert "haav" in done.stdout
+    assert __version__ in done.stdout
+
+
+def test_threads_do_not_wait_awake_for_long_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    main(["describe", "--preset", "nowhere"])
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    main(["describe", "--preset", "nowhere"])
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_help_reads_as_it_was_written(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "%%" not in capsys.readouterr().out
+
+
+def test_a_log_tells_the_rate_of_what_was_done_since_it_began(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0, 40.0, 70.0])
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with output.progress("steps") as bar:
+        bar(401, 1000)  # a run that goes on after 400
+        bar(431, 1000)
+        bar(521, 1000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["431 of 1,000 steps, 1.0/s, 9 min left", "521 of 1,000 steps, 2.0/s, 4 min left"]
+
+
+def test_a_photo_without_a_command_is_told_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = tmp_path / "cat.jpg"
+    photo.touch()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(photo)])
+    assert f"Did you mean: haav caption {photo}" in capsys.readouterr().err
+
+
+def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for verb in VERBS:
+        assert sum(line.startswith(f"  {verb} ") for line in lines) == 1
+    assert lines.index("captions:") < lines.index("data:") < lines.index("training:")

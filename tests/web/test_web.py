@@ -1,0 +1,356 @@
+"""The server: answers, limits and failures; the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import haav
+from haav.config import override
+from haav.inference.captioner import Captioner
+from haav.web.batcher import Batcher, Busy
+from helpers import SAMPLES, save_model
+
+pytest.importorskip("fastapi", reason="needs the web extra")
+pytest.importorskip("axe_playwright_python", reason="needs the dev extra")
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from fastapi.testclient import TestClient
+from playwright.sync_api import expect, sync_playwright
+
+from haav.web.server import Limits, build_app
+
+CAT = (SAMPLES / "cat.jpg").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
+    found = haav.load(save_model(tmp_path_factory.mktemp("models") / "model"))
+    return found.with_config(override(found.config, "decode", {"min_words": 4}))
+
+
+@pytest.fixture(scope="module")
+def client(captioner: Captioner) -> Iterator[TestClient]:
+    with TestClient(build_app(captioner, Limits(upload=300_000, pixels=2_000_000))) as client:
+        yield client
+
+
+def send(client: TestClient, data: bytes = CAT, **fields: str) -> Any:
+    return client.post("/v1/caption", files={"image": ("cat.jpg", data, "image/jpeg")}, data=fields)
+
+
+def test_a_form_and_json_get_what_the_command_prints(client: TestClient, captioner: Captioner) -> None:
+    expected = {"image": "cat.jpg", **captioner.caption(CAT, n_best=2, beam=3).to_json()}
+    assert send(client, n_best="2", beam="3").json() == expected
+    encoded = base64.b64encode(CAT).decode()
+    body = client.post("/v1/caption", json={"image": encoded, "n_best": 2, "beam": 3}).json()
+    assert body == expected | {"image": "photo"}
+    assert client.post("/v1/caption", json={"image": f"data:image/jpeg;base64,{encoded}"}).status_code == 200
+
+
+def test_views_can_be_switched_off(client: TestClient) -> None:
+    found = send(client, views="cells").json()
+    assert all(word["views"]["objects"] == 0 for word in found["words"])
+    explained = send(client, views="cells", explain="true").json()
+    assert set(explained["views"]) == {"cells"}
+
+
+def test_an_explanation_can_be_downloaded_as_a_page(client: TestClient) -> None:
+    answer = send(client, format="html")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert "explainPhoto(" in answer.text
+    assert "https://" not in answer.text
+
+
+TEXT_FOR_A_FILE = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--x--'
+OUTSIDE = ["/samples/../server.py", "/samples/%2e%2e%2fserver.py", "/static/..%2fserver.py", "/x"]
+
+
+def bomb() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (3000, 3000)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "status", "reason"),
+    [
+        ({}, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 422, "is not a picture"),
+        ({}, b"not a picture", 422, "is not a picture"),
+        ({}, b"", 422, "is empty"),
+        ({}, CAT[:4000], 422, "damaged"),
+        ({}, bomb(), 422, "at most 2,000,000"),
+        ({}, CAT * 20, 413, "at most 300,000 bytes"),
+        ({"beam": "0"}, CAT, 422, "beam must be a whole number from 1 to 10"),
+        ({"beam": "many"}, CAT, 422, "beam must be a whole number"),
+        ({"n_best": "11"}, CAT, 422, "n_best"),
+        ({"views": "grid"}, CAT, 422, "there is no view 'grid'; this model reads cells, objects"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(
+    client: TestClient, fields: dict[str, str], data: bytes, status: int, reason: str
+) -> None:
+    answer = send(client, data, **fields)
+    assert answer.status_code == status
+    assert reason in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"image": "http://example.com/cat.jpg"}', "application/json", 422),
+        (b'{"image": "/etc/passwd"}', "application/json", 422),
+        (b'{"image": 5}', "application/json", 422),
+        (b"[" * 100_000, "application/json", 422),
+        (b"{", "application/json", 422),
+        (json.dumps({"image": base64.b64encode(CAT).decode(), "views": 5}).encode(), "application/json", 422),
+        (b'{"beam": 1e999, "image": "' + base64.b64encode(CAT) + b'"}', "application/json", 422),
+        (b'{"beam": 0, "image": "' + base64.b64encode(CAT) + b'"}', "application/json", 422),
+        (b"image=cat", "application/x-www-form-urlencoded", 415),
+        (b"--x\r\nbroken", "multipart/form-data; boundary=x", 422),
+        (b"anything", "multipart/form-data", 422),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--x--',
+            "multipart/form-data; boundary=x",
+            422,
+        ),
+        (b"", "", 415),
+    ],
+)
+def test_no_address_and_no_malformed_body_gets_further(client: TestClient, body: bytes, kind: str, status: int) -> None:
+    answer = client.post("/v1/caption", content=body, headers={"content-type": kind})
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/samples/../server.py", "/samples/%2e%2e%2fserver.py", "/static/..%2fserver.py", "/x"]
+)
+def test_paths_lead_nowhere(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_health_models_schema_and_headers(client: TestClient, captioner: Captioner) -> None:
+    assert client.get("/v1/health").json() == {"status": "ok", "waiting": 0}
+    models = client.get("/v1/models").json()
+    assert models["models"][0]["views"] == list(captioner.views)
+    assert "cat.jpg" in models["samples"]
+    assert "/v1/caption" in client.get("/openapi.json").json()["paths"]
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert client.get("/samples/cat.jpg").content == CAT
+
+
+def test_the_api_page_tells_every_call_field_and_answer_of_the_schema(client: TestClient) -> None:
+    shown = client.get("/docs").text
+    schema = client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        assert f"<code>{next(iter(methods)).upper()} {path}</code>" in shown
+    caption = schema["paths"]["/v1/caption"]["post"]
+    fields = caption["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    for name in (*fields, *caption["responses"]):
+        assert f"<td><code>{name}</code></td>" in shown
+    assert "integer from 1 to 10" in shown
+    assert "a file; base64" in shown
+    assert "script" not in shown
+    assert "//" not in shown.replace("http://testserver/", "")
+
+
+def test_equal_requests_are_answered_together_and_others_apart() -> None:
+    calls: list[tuple[list[int], str]] = []
+    gate = threading.Event()
+
+    def work(items: Sequence[int], options: str) -> list[int]:
+        gate.wait(10)
+        calls.append((list(items), options))
+        return [10 * item for item in items]
+
+    batcher = Batcher(work, batch=3, waiting=20)
+    first = batcher.submit(0, "a")
+    time.sleep(0.2)  # it is being worked on; the rest wait
+    answers = [batcher.submit(item, options) for item, options in [(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "a")]]
+    answers[1].cancel()
+    gate.set()
+    assert [answer.result(10) for answer in (first, answers[0], *answers[2:])] == [0, 10, 30, 40, 50]
+    assert calls == [([0], "a"), ([1], "a"), ([3, 4], "b"), ([5], "a")]
+    batcher.close()
+
+
+def test_a_full_line_refuses_and_a_failure_reaches_who_waits() -> None:
+    gate = threading.Event()
+
+    def work(items: Sequence[int], options: str) -> list[int]:
+        gate.wait(10)
+        raise ValueError("broken")
+
+    batcher = Batcher(work, batch=1, waiting=2)
+    first = batcher.submit(1, "")
+    time.sleep(0.2)
+    batcher.submit(2, "")
+    batcher.submit(3, "")
+    with pytest.raises(Busy, match="too many requests"):
+        batcher.submit(4, "")
+    gate.set()
+    with pytest.raises(ValueError, match="broken"):
+        first.result(10)
+    batcher.close()
+
+
+@pytest.fixture(scope="module")
+def address(captioner: Captioner) -> Iterator[str]:
+    """A real server on a free port"""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = uvicorn.Config(build_app(captioner, Limits(waiting=2, batch=1)), port=port, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_many_clients_get_an_answer_or_are_told_to_come_back(address: str) -> None:
+    import httpx
+
+    def post(_: int) -> httpx.Response:
+        return httpx.post(f"{address}/v1/caption", files={"image": ("cat.jpg", CAT)}, timeout=60)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(post, range(24)))
+    codes = {answer.status_code for answer in answers}
+    assert codes <= {200, 429}
+    assert 200 in codes
+    for answer in answers:
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+    assert len({answer.json()["caption"] for answer in answers if answer.status_code == 200}) == 1
+
+
+# The page, in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs Debian's chromium: make browser")
+    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as running:
+        context = running.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("browser")),
+            executable_path=chromium,
+            headless=True,
+            args=[*flags, "--disable-component-update", "--disable-sync"],
+            permissions=["clipboard-read", "clipboard-write"],
+        )
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    page = browser.new_page()
+    page.trouble = []
+    page.on(
+        "console", lambda message: page.trouble.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: page.trouble.append(str(error)))
+    page.goto(address)
+    page.wait_for_selector("#views input")
+    yield page
+    page.close()
+
+
+def test_upload_caption_hover_and_switching_a_view_off(page: Any, captioner: Captioner) -> None:
+    page.set_input_files("#file", str(SAMPLES / "cat.jpg"))
+    page.wait_for_selector(".word")
+    words = page.locator(".word")
+    expect(page.locator(".hidden-word")).to_have_count(0)
+    assert " ".join(words.all_inner_texts()) == captioner.caption(CAT).text
+    words.nth(1).hover()
+    assert words.nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".bar").count() == len(captioner.views)
+    assert page.locator(".photo svg rect").count() > 0
+    assert page.locator(".sentences li").count() > 0, "names of objects"
+    with page.expect_request("**/v1/caption"):
+        page.uncheck("#views input[value=objects]")
+    expect(page.locator(".bar")).to_have_count(1)
+    expect(page.locator(".hidden-word")).to_have_count(0)
+    assert " ".join(words.all_inner_texts()) == captioner.caption(CAT, views=["cells"]).text
+    assert page.trouble == []
+
+
+def test_samples_keyboard_copy_and_download(page: Any, tmp_path: Path) -> None:
+    page.get_by_role("button", name="Sample photo: coffee").click()
+    page.wait_for_selector(".word")
+    expect(page.locator(".hidden-word")).to_have_count(0)
+    page.locator(".word").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".word").nth(1).get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="Copy caption").click()
+    expect(page.locator("#status")).to_have_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == " ".join(page.locator(".word").all_inner_texts())
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download explanation").click()
+    saved = tmp_path / "explanation.html"
+    download.value.save_as(saved)
+    assert page.trouble == []
+    page.context.set_offline(True)
+    page.goto(saved.as_uri())
+    page.wait_for_selector(".word")
+    assert page.locator(".bar").count() > 0, "it opens with the network cut"
+    page.context.set_offline(False)
+    assert page.trouble == []
+
+
+def test_a_broken_file_shows_its_message(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no")
+    page.set_input_files("#file", str(tmp_path / "broken.jpg"))
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "picture" in page.inner_text("#problem")
+    for name in ("cells", "objects"):
+        page.uncheck(f"#views input[value={name}]")
+    expect(page.locator("#problem")).to_contain_text("Switch at least one view on")
+
+
+def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.get_by_role("button", name="Sample photo: cat").click()
+    page.wait_for_selector(".word")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.get_by_role("link", name="the API").click()
+    page.wait_for_selector("table")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.get_by_role("button", name="Sample photo: cat").click()
+    page.wait_for_selector(".word")
+    assert serious_faults(page) == []
+    page.get_by_role("link", name="the API").click()
+    page.wait_for_selector("table")
+    assert serious_faults(page) == []
+
+
+def serious_faults(page: Any) -> list[tuple[str, str]]:
+    found = Axe().run(page).response["violations"]
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")]
