@@ -36,7 +36,7 @@ lint: setup
 	$(VENV)/bin/mypy
 
 docs: setup
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 test: setup
 	$(VENV)/bin/python -m pytest -n 2
