@@ -1,6 +1,6 @@
 """Draws docs/architecture.svg: the way of the data, and the layers of docs/layers.yaml.
 
-    python docs/draw_architecture.py
+python docs/draw_architecture.py
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HEAD = """\
 <rect width="960" height="{height}" fill="#fff"/>"""
 
 
-def box(x: int, y: int, width: int, height: int, *lines: str, kind: str = "box") -> str:
-    """A box; its first line is the title, the others are notes"""
-    first = y + height / 2 - 8 * (len(lines) - 1) + 5
-    texts = [
-        f'<text x="{x + width / 2:g}" y="{first + 16 * number:g}" class="{"s" if number else "t"}">{escape(line)}</text>'
-        for number, line in enumerate(lines)
-    ]
+def box(x: int, y: int, width: int, height: int, *lines: str, kind: str = "box", title: bool = True) -> str:
+    """A box with text; its first line is large where it is a title"""
+    middle, first = x + width / 2, y + height / 2 - 8 * (len(lines) - 1) + 5
+    texts = []
+    for number, text in enumerate(lines):
+        size = "t" if title and not number else "s"
+        texts.append(f'<text x="{middle:g}" y="{first + 16 * number:g}" class="{size}">{escape(text)}</text>')
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" class="{kind}"/>' + "".join(texts)
 
 
@@ -59,27 +59,35 @@ def way_of_the_data() -> list[str]:
         *(line(f"M270 {y} H318") for y in (72, 140, 208)),
         box(320, 50, 130, 180, kind="soft"),
         note(385, 75, "Encoding", "t"),
-        box(335, 90, 100, 34, "embed + [CLS]"),
+        box(335, 90, 100, 34, "embed + [CLS]", title=False),
         line("M385 124 V148"),
-        box(335, 150, 100, 50, "one encoder", "for every view"),
+        box(335, 150, 100, 50, "one encoder", "for every view", title=False),
         note(385, 252, "EncodedViews"),
         line("M450 158 H523"),
         note(486, 150, "once per"),
         note(486, 174, "photo"),
         box(510, 50, 200, 180, kind="soft"),
         note(610, 75, "Decoder layer × M", "t"),
-        box(525, 88, 170, 28, "self-attention over words"),
+        box(525, 88, 170, 28, "self-attention over words", title=False),
         line("M610 116 V130"),
-        box(525, 132, 170, 52, "within each view (Lv1),", "then across views (Lv2)"),
+        box(525, 132, 170, 52, "within each view (Lv1),", "then across views (Lv2)", title=False),
         line("M610 184 V196"),
-        box(525, 198, 170, 24, "feed-forward"),
+        box(525, 198, 170, 24, "feed-forward", title=False),
         line("M710 105 H768"),
         line("M710 158 H768"),
         box(770, 80, 170, 50, "next word", "(B, C, T, words)"),
         box(770, 150, 170, 50, "view weights", "(B, C, T, M, H, V)"),
         line("M855 200 V262 H610 V232", "d"),
         note(735, 256, "generate: beams, explicit cache"),
-        box(320, 290, 390, 44, "Contrast: projector, momentum copy, queue", "training only; needs no captions", kind="soft"),
+        box(
+            320,
+            290,
+            390,
+            44,
+            "Contrast: projector, momentum copy, queue",
+            "training only, without captions",
+            kind="soft",
+        ),
         line("M385 256 V288", "d"),
     ]
 

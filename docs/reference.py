@@ -7,9 +7,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import itertools
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -107,7 +108,7 @@ def _about(field: dataclasses.Field[Any], hint: Any) -> list[str]:
     if choices:
         about = ["one of " + ", ".join(f"`{choice}`" for choice in choices)]
     else:
-        about = [TYPES.get(kinds[0], "table")]
+        about = ["table" if get_origin(hint) is dict else TYPES[kinds[0]]]
     if limits.get("low") is not None:
         about.append(f"at least {limits['low']}")
     if limits.get("below") is not None:
@@ -130,7 +131,7 @@ def _presets() -> list[str]:
     names = load.preset_names()
     values = [_flat(schema.Config()), *(_flat(load.read_settings(name)[0]) for name in names)]
     rows = [f"| setting | default | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    for path, default in values[0].items():
+    for path in values[0]:
         cells = [_yaml(config[path]) for config in values]
         if len(set(cells)) > 1:
             rows.append(f"| `{path}` | {' | '.join(cells)} |")
@@ -149,13 +150,10 @@ def _flat(config: schema.Config) -> dict[str, Any]:
 
 
 def _head(file: Path) -> str:
-    """The comment that a YAML file begins with"""
-    comment = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.lstrip("# "))
-    return _sentence(" ".join(comment)).replace("<", "&lt;")
+    """The comment that a YAML file begins with; it ends in a command"""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment = [line.lstrip("# ").rstrip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    return re.sub(r"\bhaav (train|ablate) .*$", r"`\g<0>`", " ".join(comment))
 
 
 def _yaml(value: Any) -> str:
@@ -165,4 +163,4 @@ def _yaml(value: Any) -> str:
 def _sentence(text: str) -> str:
     """A note as a sentence; what looks like HTML is escaped"""
     text = text[:1].upper() + text[1:]
-    return re.sub(r"<(\w+)>", r"`<\1>`", text if text.endswith((".", ":", ")")) else f"{text}.")
+    return re.sub(r"<(\w+)>", r"`<\1>`", text if text.endswith((".", ":")) else f"{text}.")
