@@ -2,6 +2,7 @@
 #              everything after it works offline
 # make caption captions of the sample photos: what a newcomer should see first
 # make lint    ruff and mypy
+# make docs    the documentation as a site in site/; broken links fail
 # make test    all tests but the slow ones; sets up first if needed
 # make test-all  the slow ones too
 # make browser  Debian's Chromium for the tests of the page, if it is not there
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup caption lint test test-all browser audit bench
+.PHONY: help setup caption lint docs test test-all browser audit bench
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -33,6 +34,9 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 test: setup
 	$(VENV)/bin/python -m pytest -n 2

@@ -23,7 +23,7 @@ EPOCHS = {"COCO, Karpathy train": 10, "CC12M": 3, "LAION-400M": 1}
 BYTES_A_PHOTO = 140_000
 """cells, objects, two text views, as `haav store info` gives them"""
 EXTRACTED_A_SECOND = 17.0
-"""photos, on this machine: docs/views.md"""
+"""photos, on this machine: docs/how-to/scale.md"""
 BATCH = 50
 NETWORK = 10e9 / 8
 """assumed: bytes a second between machines"""

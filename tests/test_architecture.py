@@ -1,8 +1,9 @@
-"""Imports go one way; a newcomer can rely on the drawing in docs/architecture.md."""
+"""Imports go one way; a newcomer can rely on the drawing in docs/explanation/architecture.md."""
 
 from __future__ import annotations
 
 import ast
+import runpy
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -96,6 +97,11 @@ def test_a_circle_within_a_part_is_found() -> None:
 
 def test_every_part_has_its_layer() -> None:
     assert set(ORDER) == {_part(module) for module in _modules()} - {"", "__init__", "__main__"}
+
+
+def test_the_drawing_is_what_the_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))["draw"]()
+    assert (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8") == drawn, "python docs/draw_architecture.py"
 
 
 NAMES_VIEWS = (

@@ -74,7 +74,8 @@ assert not torch.allclose(logits, model(views, captions).logits)
     assert done.returncode == 0, done.stderr
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+"""`make docs` checks the links of the pages in docs/"""
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -46,7 +46,7 @@ def _plain(name: str) -> str:
 
 
 def test_every_package_has_its_licence_in_the_list() -> None:
-    text = (ROOT / "docs" / "licences.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "licences.md").read_text()
     rows = dict(re.findall(r"^\| ([\w.-]+) \| (.+) \|$", text, re.MULTILINE))
     packages = needed(EXTRAS)
     assert len(packages) > 50

@@ -1,4 +1,4 @@
-"""What docs/bring-your-own.md promises, done on the sample photos."""
+"""What the how-to pages on your own photos and views promise, done on the sample photos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from haav.views import base, extractors
 from helpers import ROOT, SAMPLES
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
-PAGE = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+HOW_TO = ROOT / "docs" / "how-to"
+PHOTOS = (HOW_TO / "your-own-photos.md").read_text(encoding="utf-8")
+VIEW = (HOW_TO / "your-own-view.md").read_text(encoding="utf-8")
 CAPTIONS = """image,caption,split
 astronaut.jpg,a woman in an orange suit,train
 cat.jpg,a cat looking at the camera,train
@@ -32,7 +34,7 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the page assumes it"""
+    """A folder as the pages assume it"""
     (tmp_path / "captions.csv").write_text(CAPTIONS)
     for folder in ("photos", "holiday"):
         (tmp_path / folder).mkdir()
@@ -46,7 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_photos_of_your_own_teach_the_model_in_the_box(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not (SHIPPED / "best").is_dir():
         pytest.skip("no model is shipped yet")
-    first = commands(PAGE.split("# A view of your own")[0])
+    first = commands(PHOTOS)
     assert [words[1] for words in first] == ["extract", "train", "predict", "evaluate", "pack", "caption"]
     for words in first:
         short = ["--train.epochs", "1"] if words[1] == "train" else []
@@ -56,7 +58,7 @@ def test_photos_of_your_own_teach_the_model_in_the_box(place: Path, capsys: pyte
 
 
 def test_a_view_of_your_own_is_one_class(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, entry = (re.search(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("python", "toml"))
+    code, entry = (re.search(rf"```{kind}\n(.*?)```", VIEW, re.S) for kind in ("python", "toml"))
     assert code
     assert entry
     # What pip would make of a package with these two.
@@ -69,7 +71,7 @@ def test_a_view_of_your_own_is_one_class(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(extractors, "_entries", dict(extractors._entries))
     base.broken_plugins.cache_clear()
     try:
-        for words in commands(PAGE.split("# A view of your own")[1]):
+        for words in commands(VIEW):
             short = ["--train.epochs", "1", "--model.d_model", "16"] if words[1] == "train" else []
             assert main([*words[1:], *short]) == 0, words
     finally:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which frozen networks earn their place: everything behind docs/experiments/eyes.md, from photos to table.
+# Which frozen networks earn their place: everything behind docs/experiments/2026-11-17-eyes.md, from photos to table.
 # Run it again after an interruption: each step does what is missing.
 #
 #   docs/experiments/eyes.sh DATA OUT [PHOTOS]

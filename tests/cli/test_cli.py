@@ -54,7 +54,7 @@ def test_release_has_the_papers_parameter_counts(
 
 def test_fidelity_page_has_the_counts_of_the_preset_paper(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(run(capsys, "describe", "--preset", "paper", "--json")[1])
-    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "fidelity.md").read_text(encoding="utf-8")
     assert f"{data['parameters']:,} parameters ({data['inference_parameters']:,} for inference)" in page
 
 

@@ -492,7 +492,7 @@ def test_fingerprints_are_those_of_the_stores_and_models_that_exist() -> None:
 
 
 def test_the_page_of_licences_has_them_all() -> None:
-    page = (ROOT / "docs" / "licences.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "licences.md").read_text(encoding="utf-8")
     for artefact in ARTEFACTS.values():
         cells = (artefact.name, artefact.about, artefact.requirement, artefact.licence, artefact.licence_by)
         assert f"| {' | '.join(cells)} | {artefact.source} |" in page

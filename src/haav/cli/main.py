@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 a HaavError, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # OpenMP's threads wait for each other awake, for long: on a machine that does other work too, captions took
-    # minutes (docs/performance.md). Read when torch is first imported; who has set it, knows better.
+    # minutes (docs/explanation/performance.md). Read when torch is first imported; who has set it, knows better.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         return _run(arguments)

@@ -1,7 +1,7 @@
 """Batches side by side.
 
 A caption takes hundreds of small operations. Split over the cores, each of them ends with cores that wait for one
-another; a batch to a core waits for nobody (docs/performance.md).
+another; a batch to a core waits for nobody (docs/explanation/performance.md).
 """
 
 from __future__ import annotations
