@@ -116,7 +116,7 @@ def test_captions_go_on_after_the_disk_was_full(tmp_path: Path, model: Path) -> 
         ["pack", "best", "--out", "/dev/null/model", "--like", "best"],
         ["export", "best", "--out", "/dev/null/out"],
         ["predict", "--store", "nowhere", "--out", "/dev/null/p.json"],
-        ["textdb", "build", "--out", "/dev/null/t", "--captions", "nowhere.json"],
+        ["textdb", "--out", "/dev/null/t", "--captions", "nowhere.json"],
         ["evaluate", "--predictions", "nowhere.json", "--references", "nowhere.json"],
         ["store", "info", "nowhere"],
         ["train", "--resume", "nowhere"],

@@ -39,7 +39,7 @@ PY
 
 extract() { "$haav" extract --images "$out/photos" --store "$@"; }
 ablate() { "$haav" ablate "$1" --out "$out/$1" --data.dataset "$subset" --data.store "$out/$2" --workers 2; }
-[ -d "$out/texts" ] || "$haav" textdb build --out "$out/texts" --captions "$subset" \
+[ -d "$out/texts" ] || "$haav" textdb --out "$out/texts" --captions "$subset" \
     --text "$data/train_captions_without_images.txt" --limit 60000
 
 extract "$out/views" --views patches,patch_objects

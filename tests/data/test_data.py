@@ -178,10 +178,10 @@ def test_check_finds_missing_duplicate_and_shared_photos(tmp_path: Path, capsys:
     (tmp_path / "t.csv").write_text("image,caption,split\na.png,one,train\nb.png,two,val\n")
     for name in ("a.png", "b.png"):
         Image.new("RGB", (4, 4), "red").save(tmp_path / name)
-    assert main(["dataset", "check", str(tmp_path / "t.csv"), "--images", str(tmp_path)]) == 1
+    assert main(["dataset", str(tmp_path / "t.csv"), "--images", str(tmp_path)]) == 1
     assert "1 photos are shared between splits: a.png = b.png" in " ".join(capsys.readouterr().out.split())
     Image.new("RGB", (4, 4), "blue").save(tmp_path / "b.png")
-    assert main(["dataset", "check", str(tmp_path / "t.csv"), "--images", str(tmp_path), "--json"]) == 0
+    assert main(["dataset", str(tmp_path / "t.csv"), "--images", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["photos"] == {"train": 1, "val": 1}
 
 

@@ -393,7 +393,7 @@ def test_sentences_become_clips_text_vectors_whatever_their_batch(models: Path) 
 def test_a_database_of_the_encoder_serves_the_view(models: Path, tmp_path: Path) -> None:
     sentences = [f"{first}{second} {first}" for first in "abcdefghij" for second in "klmnopq"]
     (tmp_path / "texts.txt").write_text("\n".join(sentences))
-    build = ["textdb", "build", "--out", str(tmp_path / "db"), "--text", str(tmp_path / "texts.txt")]
+    build = ["textdb", "--out", str(tmp_path / "db"), "--text", str(tmp_path / "texts.txt")]
     assert main([*build, "--clip-text-model", str(models / "clip")]) == 0
     view = build_extractor("clip_text_whole", clip_text_model=str(models / "clip"), textdb=str(tmp_path / "db"))
     [found] = view.extract(batch(PICTURES[0]))
@@ -412,7 +412,7 @@ def test_texts_of_another_encoder_are_refused(models: Path, folder: Path) -> Non
 
 
 def test_text_views_say_what_they_need(models: Path) -> None:
-    with pytest.raises(ViewError, match=r"clip_text_five(.|\n)*haav textdb build"):
+    with pytest.raises(ViewError, match=r"clip_text_five(.|\n)*haav textdb"):
         build_extractor("clip_text_five", clip_text_model=str(models / "clip"))
     with pytest.raises(ViewError, match="takes 64 texts a crop; the text database has 63"):
         text_view(models, "clip_text_whole", random_database(models, 63))

@@ -28,7 +28,6 @@ def extract(
     device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
     workers: Annotated[int | None, "processes (default: one a core)"] = None,
     batch: Annotated[int, "photos a batch"] = 8,
-    resume: Annotated[bool, "go on where it stopped; it always does, the flag is for readers"] = False,
 ) -> int:
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav.cli import output
@@ -141,7 +140,6 @@ def store(
 
 
 def dataset(
-    action: Annotated[str, "check"],
     path: Annotated[str, "Karpathy or COCO JSON, CSV, JSONL (.gz is fine), or a folder with captions.txt"],
     *,
     images: Annotated[str | None, "where the pictures are, to look for missing and duplicate ones"] = None,
@@ -154,8 +152,6 @@ def dataset(
     from haav.data.annotations import check_dataset, load_dataset
     from haav.photos import sources
 
-    if action != "check":
-        raise ConfigError(unknown("action", action, ["check"]))
     pictures = sources.digests(sources.find_photos(images.split(","))) if images else None
     found = check_dataset(load_dataset(path), pictures)
     print_json(asdict(found)) if json else output.print_check(found)
@@ -163,7 +159,6 @@ def dataset(
 
 
 def textdb(
-    action: Annotated[str, "build"],
     *,
     out: Annotated[str, "directory to write"],
     captions: Annotated[str, "data sets whose training captions go in, with commas"] = "",
@@ -178,8 +173,6 @@ def textdb(
     from haav.views.retrieval import sentences
     from haav.views.retrieval.build import build_textdb
 
-    if action != "build":
-        raise ConfigError(unknown("action", action, ["build"]))
     ids = frozenset(Path(exclude).read_text().split()) if exclude else frozenset()
     encoder = None
     if clip_text_model:

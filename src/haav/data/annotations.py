@@ -200,7 +200,7 @@ def parse_json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Check:
-    """What `haav dataset check` reports."""
+    """What `haav dataset` reports."""
 
     photos: dict[str, int]
     captions: dict[str, int]

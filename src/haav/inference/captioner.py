@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from PIL import Image
@@ -136,7 +136,7 @@ class Captioner:
         save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
 
     @overload
-    def caption(
+    def caption(  # type: ignore[overload-overlap]  # a text, bytes and an array are iterable, and still one photo
         self,
         photos: Picture,
         options: CaptionOptions | None = None,
@@ -187,14 +187,14 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(unknown("value of errors", str(errors), ("raise", "return")))
         one = is_picture(photos)
-        if not one and (not isinstance(photos, Iterable) or isinstance(photos, Mapping)):
-            load_image(photos)  # says what a photo is
-        items = [_item(number, photo) for number, photo in enumerate([photos] if one else photos)]  # type: ignore[list-item, arg-type]
+        if one or not isinstance(photos, Iterable) or isinstance(photos, Mapping):
+            photos, one = [cast(Picture, photos)], True  # what is no picture says so when it is read
+        items = [_item(number, photo) for number, photo in enumerate(cast(Iterable[Picture], photos))]
         results: list[Caption | ImageError] = []
         for photo in self.stream(items, asked, batch):
             if photo.error is not None and (one or errors == "raise"):
                 raise photo.error
-            results.append(photo.caption or photo.error)  # type: ignore[arg-type]
+            results.append(photo.error if photo.caption is None else photo.caption)  # type: ignore[arg-type]
         return results[0] if one else results  # type: ignore[return-value]
 
     def stream(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -75,10 +75,11 @@ class PortableCaptioner:
     def caption(self, photos: Picture | Sequence[Picture], *, batch: int = 8, **options: Any) -> Any:
         """The caption of a photo, or a list of captions of a list of them; `options`: `beam`, `n_best`"""
         if is_picture(photos):
-            return self.caption([photos], **options)[0]
+            return self.caption([cast(Picture, photos)], **options)[0]
         captions: list[Caption] = []
-        for at in range(0, len(photos), batch):
-            images = [load_image(photo) for photo in photos[at : at + batch]]
+        pictures = list(cast(Sequence[Picture], photos))
+        for start in range(0, len(pictures), batch):
+            images = [load_image(picture) for picture in pictures[start : start + batch]]
             captions += self.caption_seen(self.look(images), **options)
         return captions
 

@@ -71,7 +71,7 @@ class ClipTextExtractor(Extractor):
         if textdb is None:
             raise ViewError(
                 f"view '{self.name}' needs a text database made with CLIP.\n"
-                "  Make one with: haav textdb build; then give --textdb DIR."
+                "  Make one with: haav textdb; then give --textdb DIR."
             )
         self.model = _find_clip(clip_text_model, "clip_text_model")
         self.textdb = textdb if isinstance(textdb, TextDatabase) else load_textdb(str(textdb))

@@ -84,7 +84,7 @@ def build_bridge(
     if textdb.encoder != encoder.fingerprint:
         raise DataError(
             f"the bridge leads to vectors of {encoder.fingerprint}; the text database has those of {textdb.encoder}.\n"
-            "  Build one without --clip-text-model: haav textdb build"
+            "  Build one without --clip-text-model: haav textdb"
         )
     manifest = store.views.get(view)
     if manifest is None:

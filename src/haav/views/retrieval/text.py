@@ -64,7 +64,7 @@ class TextExtractor(Extractor):
         if bridge is None or textdb is None:
             raise ViewError(
                 f"view '{self.name}' needs a bridge and a text database.\n"
-                "  Make them with: haav textdb build, haav bridge; then give --bridge DIR --textdb DIR.\n"
+                "  Make them with: haav textdb, haav bridge; then give --bridge DIR --textdb DIR.\n"
                 "  A model that is to caption photos needs them in its directory: haav pack."
             )
         self.bridge = _load_bridge(bridge) if isinstance(bridge, str) else bridge

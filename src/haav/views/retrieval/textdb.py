@@ -167,7 +167,7 @@ class TextDatabase:
     @classmethod
     def load(cls, directory: str | Path) -> TextDatabase:
         directory = Path(directory)
-        require_files(directory, (MANIFEST, ENTRIES, VECTORS), "Make a text database with: haav textdb build")
+        require_files(directory, (MANIFEST, ENTRIES, VECTORS), "Make a text database with: haav textdb")
         try:
             data = json_of((directory / MANIFEST).read_text(encoding="utf-8"))
             lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
