@@ -25,7 +25,7 @@ from haav.photos.sources import find_photos
 from haav.studies.bench import seconds
 from haav.views import PhotoBatch
 from haav.views.embedded.efficientnet import load_efficientnet
-from haav.views.embedded.folded import FoldedConv
+from haav.views.embedded.folded_conv import FoldedConv
 from haav.views.embedded.grid import grid_map
 from haav.views.embedded.objects import detections
 from haav.views.embedded.yolo import load_yolo

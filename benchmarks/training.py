@@ -15,11 +15,11 @@ from benchmarks.plain import plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from haav.cpu import check_bfloat16
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Generated, generate
-from haav.machine import check_bfloat16
 from haav.model.build import build_contrast, build_model, load_config
 from haav.model.dropout import Dropout
 from haav.studies.bench import matmul_rate, seconds

@@ -37,8 +37,8 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
 from haav.export.onnx import export_onnx
 from haav.export.portable import PortableCaptioner
-from haav.export.portable.eyes import objects, pool
 from haav.export.portable.search import Search
+from haav.export.portable.views import objects, pool
 
 PHOTOS = sorted(SAMPLES.glob("*.jpg"))
 

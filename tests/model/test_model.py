@@ -17,7 +17,7 @@ from haav.errors import ViewError
 from haav.model.aggregators import aggregators
 from haav.model.aggregators.base import TwoTierAggregator
 from haav.model.build import build_contrast, build_model
-from haav.model.check import check_views
+from haav.model.check_views import check_views
 from haav.model.embed import ViewEmbedding
 from haav.model.encodings import encodings
 from haav.model.haav import Haav

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from haav.cli.main import main
 from haav.studies.bench import convolution_gigaflops, seconds
-from haav.views.embedded.folded import FoldedConv
+from haav.views.embedded.folded_conv import FoldedConv
 from helpers import save_model
 
 

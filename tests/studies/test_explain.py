@@ -20,7 +20,7 @@ from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
 from haav.studies.explain import _without, explain
-from haav.studies.page import render
+from haav.studies.html import render
 from haav.text import BOS
 from haav.types import PhotoView
 from helpers import SAMPLES, save_model

@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 import helpers
 from haav import weights
+from haav.cpu import has_fbgemm
 from haav.errors import ConfigError, ViewError
-from haav.machine import has_fbgemm
 from haav.photos.images import load_image
 from haav.views import PhotoBatch, build_extractor, extractors
 from haav.views.embedded import clip, dinov2, vit

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from haav.data.collate import blank_view
 from haav.errors import ConfigError
 from haav.export.portable import ABOUT, EYES, FORMAT, READER, STEP, TEXTS, WORDS
-from haav.export.portable.eyes import DETECTIONS, LARGE, QUERY, SMALL, SUPPRESS
+from haav.export.portable.views import DETECTIONS, LARGE, QUERY, SMALL, SUPPRESS
 from haav.files import make_folder, write_atomically
 from haav.generate.beam import BeamSearch
 from haav.generate.build import build_strategy

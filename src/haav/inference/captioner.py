@@ -22,7 +22,7 @@ from haav.inference.confidence import confidence
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
-from haav.model.check import check_views
+from haav.model.check_views import check_views
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.photos.images import Picture, is_picture, load_image

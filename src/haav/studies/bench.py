@@ -27,7 +27,7 @@ from haav.photos.images import load_image
 from haav.studies.describe import cost
 from haav.views import PhotoBatch
 from haav.views.embedded import clip, dinov2, efficientnet, yolo
-from haav.views.embedded.folded import FoldedConv
+from haav.views.embedded.folded_conv import FoldedConv
 from haav.views.embedded.grid import grid_map
 from haav.views.embedded.objects import detections
 from haav.views.embedded.vit import resolve_precision

@@ -24,7 +24,7 @@ from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto
 from haav.model.haav import Haav
 from haav.plots import check_installed, new_figure
-from haav.studies.page import render
+from haav.studies.html import render
 from haav.text import BOS
 from haav.types import Caption, PhotoView
 

@@ -26,7 +26,7 @@ from haav.studies.ablate import (
     run_folder,
     table,
 )
-from haav.studies.page import data_uri, part
+from haav.studies.html import data_uri, part
 from haav.train.run import RunFiles
 
 SHOWN = 10

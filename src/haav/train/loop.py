@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from haav import distributed
 from haav.config import Config, override
+from haav.cpu import check_bfloat16
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
 from haav.errors import ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
-from haav.machine import check_bfloat16
-from haav.model.check import check_views
+from haav.model.check_views import check_views
 from haav.plots import check_installed
 from haav.text import PAD
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint

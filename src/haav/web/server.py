@@ -28,10 +28,10 @@ from haav.inference.captioner import Captioner
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import PhotoItem
 from haav.photos.images import load_image
-from haav.studies import page
+from haav.studies import html
 from haav.studies.explain import explain
+from haav.web.api_page import api_page
 from haav.web.batcher import Batcher, Busy
-from haav.web.reference import api_page
 from haav.web.schemas import CaptionRequest, CaptionResponse, ErrorResponse, first_problem, request_body
 
 SECURITY = {
@@ -116,7 +116,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
         kinds = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
         if file not in kinds:
             raise Refused(404, f"there is no {file}.")
-        return Response(_file("static/app.js") if file == "app.js" else page.part(file), media_type=kinds[file])
+        return Response(_file("static/app.js") if file == "app.js" else html.part(file), media_type=kinds[file])
 
     @app.get("/samples/{file}", include_in_schema=False)
     def sample(file: str) -> Response:
@@ -161,7 +161,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             raise Refused(422, str(error)) from None
         title = fields["name"]
         if asked.format == "html":
-            text = await asyncio.to_thread(page.render, title, image, found)
+            text = await asyncio.to_thread(html.render, title, image, found)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
         return JSONResponse({"image": title, **found})

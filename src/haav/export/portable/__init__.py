@@ -19,8 +19,8 @@ from PIL import Image
 
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import CheckpointError, ConfigError
-from haav.export.portable.eyes import SENTENCES, PortableEyes, session
 from haav.export.portable.search import Found, Search
+from haav.export.portable.views import SENTENCES, PortableEyes, session
 from haav.files import json_of
 from haav.generate.consensus import by_consensus
 from haav.inference.confidence import confidence

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from haav import weights
 from haav.views.base import load_once
-from haav.views.embedded.folded import FoldedConv, fold
+from haav.views.embedded.folded_conv import FoldedConv, fold
 
 SIZE = 260
 WIDTH = 1280

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from haav.cpu import check_bfloat16, has_fbgemm, has_vnni
 from haav.errors import ConfigError, unknown
-from haav.machine import check_bfloat16, has_fbgemm, has_vnni
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 SMOOTHED = ("qkv", "fc1", "fc2")

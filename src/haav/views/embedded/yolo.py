@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from haav import weights as frozen
 from haav.errors import ViewError
 from haav.views.base import load_once
-from haav.views.embedded.folded import FoldedConv, fold
+from haav.views.embedded.folded_conv import FoldedConv, fold
 
 SIZE = 416
 LICENCE = "MIT"
