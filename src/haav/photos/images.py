@@ -1,4 +1,4 @@
-"""Pictures of any kind to upright RGB, within bounds; anything unreadable is an ImageError."""
+"""Decodes pictures of any format to upright RGB of bounded size. Unreadable input raises ImageError."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ if TYPE_CHECKING:
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 
-# Pillow warns of what is checked or mended here. Said once: a context around each picture is not safe with threads.
+# Pillow warns about conditions that are checked or repaired here. The filter is global because
+# warnings.catch_warnings is not thread-safe.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 Picture = Union[str, Path, bytes, BinaryIO, Image.Image, np.ndarray, "Tensor"]
 
 
 def is_picture(value: object) -> bool:
-    """Whether it is one picture, and not a list or a batch of them"""
+    """Whether `value` is a single picture, not a list or a batch of pictures."""
     if isinstance(value, np.ndarray) or _is_tensor(value):
         return value.ndim != 4
     return isinstance(value, (str, Path, bytes, bytearray, Image.Image)) or hasattr(value, "read")
 
 
 def _is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Without importing torch: haav.export.portable reads pictures too"""
+    """Does not import torch, because haav.export.portable runs without it."""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
-    """Upright RGB: EXIF rotation applied, first frame of an animation, transparency over white, 16 bit scaled to 8.
+    """An upright RGB image.
 
-    `most`: pixels
+    EXIF rotation is applied. Of an animation the first frame is read. Transparency is put on white. 16 bits are scaled
+    to 8. `most` is the largest number of pixels allowed.
     """
     if _is_tensor(picture):
         return _from_array(_channels_last(picture.detach().cpu().numpy()))
@@ -48,7 +50,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         return _from_array(picture)
     if isinstance(picture, Image.Image):
         return _to_rgb(picture)
-    name, data = _bytes_of(picture)  # type: ignore[arg-type]  # a tensor has been read above
+    name, data = _bytes_of(picture)  # type: ignore[arg-type]  # tensors are handled above
     if not data:
         raise ImageError(f"{name} is empty.")
     try:
@@ -71,7 +73,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
 
 
 def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:
-    """What it is called in errors, and its bytes"""
+    """The name of the picture for error messages, and its bytes."""
     if isinstance(picture, (bytes, bytearray)):
         return "picture", bytes(picture)
     if isinstance(picture, (str, Path)):
@@ -91,16 +93,16 @@ def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray:
-    """Tensors are (3, height, width) by custom"""
+    """(C, H, W), the usual layout of tensors, to (H, W, C)."""
     return array.transpose(1, 2, 0) if array.ndim == 3 and array.shape[0] in (1, 3, 4) else array
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Kinds of pictures that are opened: none whose reader runs another program, as that of EPS does"""
+    """Formats that may be opened. Formats whose reader runs another program, such as EPS, are left out."""
     Image.init()
-    wanted = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-    return tuple(kind for kind in wanted if kind in Image.OPEN)
+    allowed = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+    return tuple(name for name in allowed if name in Image.OPEN)
 
 
 def _read(path: Path) -> bytes:
@@ -124,7 +126,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
-    """(H, W), (H, W, 3) or (H, W, 4); integers by their range, floats in 0..1 (or by their own maximum above 1)."""
+    """From an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
+
+    16-bit integers (uint16, or int32 above 255) are scaled to 8 bits. Floats are in 0..1; if their maximum is above 1,
+    they are divided by it.
+    """
     shape = array.shape
     if array.ndim not in (2, 3) or (array.ndim == 3 and shape[2] not in (1, 3, 4)) or 0 in shape:
         raise ImageError(f"an array of shape {shape} is not a picture; use (height, width, 3).")

@@ -1,4 +1,4 @@
-"""Where photos come from: folders, tar files and lists become references that any process can read."""
+"""Finds photos in folders, tar files and lists. The references returned can be read by any process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif",
 
 @dataclass(frozen=True)
 class PhotoRef:
-    """A photo's name, and where its bytes are: a file, or a stretch of a tar file."""
+    """A photo's name and the location of its bytes: a file, or a range of a tar file."""
 
     id: str
     path: str
@@ -26,7 +26,7 @@ class PhotoRef:
 
     @property
     def place(self) -> str:
-        """Where a person finds it"""
+        """The location as shown to users."""
         return self.path if self.size < 0 else f"{self.path}/{self.id}"
 
     def read(self) -> bytes:
@@ -44,21 +44,21 @@ class PhotoRef:
 def photos_of(source: str) -> tuple[list[PhotoRef], str]:
     """Photos of a folder (and of the tar files in it), a tar file, a list of paths (.txt), a picture, or a pattern.
 
-    Nothing is raised: what could be found, and what went wrong, if anything did.
+    Returns the photos and a message about what failed, which is empty if nothing did. Never raises.
     """
     refs: list[PhotoRef] = []
     faults: list[str] = []
     try:
         path = Path(source)
-        pattern = not path.exists() and any(sign in source for sign in "*?[")
-        places = sorted(Path(found) for found in glob(source, recursive=True)) if pattern else [path]
+        pattern = not path.exists() and any(wildcard in source for wildcard in "*?[")
+        places = sorted(Path(name) for name in glob(source, recursive=True)) if pattern else [path]
         files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     except (OSError, ValueError) as error:
         return [], f"cannot look for photos there: {error}."
     alone = len(files) == 1
     for file in files:
         if not alone and file.suffix.lower() not in {*SUFFIXES, ".tar"}:
-            continue  # a folder may hold anything
+            continue  # folders may hold other files
         try:
             refs.extend(_of(file))
         except (DataError, OSError, ValueError) as error:
@@ -69,7 +69,7 @@ def photos_of(source: str) -> tuple[list[PhotoRef], str]:
 def find_photos(sources: Iterable[str | Path]) -> list[PhotoRef]:
     """Photos of folders (and of the tar files in them), tar files, lists of paths (.txt), single pictures.
 
-    A photo is named by its path inside the folder or tar; the same name twice is an error.
+    A photo is named by its path inside the folder or tar. Two photos of the same name are an error.
     """
     refs: dict[str, PhotoRef] = {}
     for source in sources:
@@ -103,7 +103,7 @@ def _of(source: Path) -> Iterator[PhotoRef]:
 
 
 def _of_tar(path: Path) -> Iterator[PhotoRef]:
-    """Members by offset: workers read them without unpacking and without going through the tar again."""
+    """Members by offset, so that workers read them without unpacking or scanning the tar again."""
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
@@ -123,5 +123,5 @@ def _of_list(path: Path) -> Iterator[PhotoRef]:
 
 
 def digests(photos: Iterable[PhotoRef]) -> dict[str, str]:
-    """Name → digest of the bytes; equal digests are one picture under two names."""
+    """Photo name → SHA-256 of its bytes. Equal digests mean the same picture under two names."""
     return {photo.id: hashlib.sha256(photo.read()).hexdigest() for photo in photos}
