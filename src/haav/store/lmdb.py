@@ -1,7 +1,7 @@
-"""Views on disk by photo: one LMDB file, a table a view, half-precision tokens, a checksum a record.
+"""Views on disk in one LMDB file: one table per view, one record per photo.
 
-A write is a transaction: a process killed at any moment loses what it had not committed and nothing else.
-Any number of processes may read, and write in turn.
+Tokens are in half precision. Every record has a checksum. Every write is a transaction, so a killed process loses
+only what it had not committed. Any number of processes may read at once; writers take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from haav.store.records import ViewManifest, pack, token_count, unpack
 from haav.types import PhotoView, ViewSpec
 
 MAP_BYTES = 1 << 40
-"""address space, not disk: the file grows with what is in it"""
+"""address space, not disk: the file grows with its contents"""
 MAX_VIEWS = 64
 MANIFEST = "manifest"
 
@@ -59,7 +59,7 @@ class Store:
         self._tables: dict[str, Any] = {}
 
     def _open(self) -> Any:
-        """LMDB allows a process one handle on a file: stores of the same path share it."""
+        """LMDB allows one handle per file and process, so stores of the same path share it."""
         key = (os.getpid(), str(self.path.resolve()))
         handle = _handles.get(key)
         if handle is None:
@@ -74,7 +74,7 @@ class Store:
                 )
             except lmdb.Error as error:
                 raise StoreError(f"cannot open store {self.path}: {error}.") from None
-            # Reading a mapped file beyond its end kills the process, so a file that was cut off must be found out now.
+            # Reading a mapped file beyond its end kills the process, so a truncated file is detected here.
             whole = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             size = (self.path / "data.mdb").stat().st_size
             if size < whole:
@@ -88,7 +88,7 @@ class Store:
 
     @contextmanager
     def _read(self) -> Iterator[Any]:
-        """A transaction; values are views into the file that end with it"""
+        """A read transaction. Its values point into the mapped file and are valid until it ends."""
         try:
             with self._env.begin(buffers=True) as transaction:
                 yield transaction
@@ -99,7 +99,7 @@ class Store:
         return StoreError(f"store {self.path} is damaged: {error}.\n  Delete it and run haav extract again.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy for another process opens the file anew (LMDB must not cross a fork or a spawn)."""
+        """A copy in another process reopens the file: an LMDB handle must not cross a fork or a spawn."""
         return {"path": self.path, "writable": self.writable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What is in it
+    # Reading
 
     @property
     def views(self) -> dict[str, ViewManifest]:
@@ -142,7 +142,7 @@ class Store:
             return int(transaction.stat(table)["entries"])
 
     def ids(self, view: str) -> list[str]:
-        """Photos that have been looked at, also those found to lack the view; sorted."""
+        """Names of the photos that have a record, sorted. A photo that lacks the view has an empty record."""
         table = self._table(view)
         if table is None:
             return []
@@ -162,10 +162,10 @@ class Store:
             return unpack(value, f"{view} of '{photo}' in {self.path}")
 
     def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
-        """In the order asked for; one transaction."""
+        """The records in the order of `photos`, read in one transaction."""
         table = self._required(view)
         with self._read() as transaction:
-            found = []
+            records = []
             for photo in photos:
                 value = transaction.get(_key(photo), db=table)
                 if value is None:
@@ -173,8 +173,8 @@ class Store:
                         f"store {self.path} has no view '{view}' of '{photo}' "
                         f"({len(self.missing(view, photos))} of {len(photos)} asked for are missing)."
                     )
-                found.append(unpack(value, f"{view} of '{photo}' in {self.path}"))
-            return found
+                records.append(unpack(value, f"{view} of '{photo}' in {self.path}"))
+            return records
 
     def items(self, view: str) -> Iterator[tuple[str, PhotoView]]:
         for photo in self.ids(view):
@@ -208,7 +208,7 @@ class Store:
         }
 
     def verify(self, view: str) -> Iterator[tuple[str, str | None]]:
-        """Every photo of a view with what is wrong with its record, or None."""
+        """Every photo of a view with the fault of its record, or None."""
         table, spec = self._required(view), self.views[view].spec
         for photo in self.ids(view):
             with self._read() as transaction:
@@ -227,7 +227,7 @@ class Store:
     # Writing
 
     def add_view(self, view: str, manifest: ViewManifest) -> None:
-        """Announce a view before its records. The same view by another extractor is an error."""
+        """Register a view before its records are added. The same view by another extractor is an error."""
         if not re.fullmatch(r"[a-z][a-z0-9_]*", view) or view == MANIFEST:
             raise StoreError(f"'{view}' is not a name for a view. Use small letters, digits and '_', a letter first.")
         known = self.views.get(view)
@@ -243,7 +243,7 @@ class Store:
             self._put(MANIFEST, {view: value}, overwrite=True)
 
     def put(self, view: str, records: Mapping[str, PhotoView]) -> None:
-        """All of them or none. What is already there stays as it is."""
+        """Add all records or none. Existing records are not replaced."""
         self._put(view, {photo: pack(record) for photo, record in records.items()}, overwrite=False)
 
     def drop(self, view: str) -> None:

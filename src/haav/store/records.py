@@ -1,4 +1,4 @@
-"""What a store keeps of a view: how it was made, and one record per photo with half-precision tokens and a checksum."""
+"""The manifest of a view, and the format of its records: half-precision tokens behind a checksum."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ViewManifest:
     source: str = "extracted"
     notes: str = ""
     origin: str = ""
-    """the fingerprint that models know, where it is another: views by a packed bridge and text database are a little
-    different, and still those that the model was trained for"""
+    """the fingerprint that models know, if it is another one: a packed bridge and text database give slightly different
+    views, which still count as those that the model was trained on"""
 
     @property
     def made_by(self) -> str:
@@ -38,7 +38,7 @@ class ViewManifest:
 
 
 def pack(record: PhotoView) -> bytes:
-    """Header (JSON) and raw arrays behind a checksum of both."""
+    """A checksum, then a JSON header and raw arrays, which the checksum covers."""
     arrays: dict[str, np.ndarray] = {"tokens": _to_half(record.tokens)}
     arrays |= {f"index.{name}": index.numpy().astype(np.int32) for name, index in record.indices.items()}
     if record.boxes is not None:
@@ -56,7 +56,7 @@ _DTYPES = {"<f2": 2, "<i4": 4, "<f4": 4}
 
 
 def unpack(value: Any, what: str) -> PhotoView:
-    """The record of `pack`; `value` may be a view of mapped memory, which is copied once."""
+    """The inverse of `pack`. `value` may point into mapped memory, which is copied once."""
     data = memoryview(value)
     try:
         magic, checksum, length = _HEAD.unpack_from(data)
@@ -64,11 +64,12 @@ def unpack(value: Any, what: str) -> PhotoView:
         if magic != _MAGIC or zlib.crc32(body) != checksum:
             raise StoreError(f"the record of {what} is damaged: its checksum does not match.")
         header = json_of(bytes(body[:length]))
-        arrays, at = {}, length
+        arrays, offset = {}, length
         for name, dtype, shape in header["arrays"]:
             size = _DTYPES[dtype] * int(np.prod(shape, dtype=np.int64))
-            arrays[name] = torch.from_numpy(np.frombuffer(bytearray(body[at : at + size]), dtype).reshape(shape))
-            at += size
+            values = np.frombuffer(bytearray(body[offset : offset + size]), dtype)
+            arrays[name] = torch.from_numpy(values.reshape(shape))
+            offset += size
         labels = header["labels"]
         return PhotoView(
             arrays.pop("tokens"),
@@ -87,6 +88,6 @@ def token_count(value: Any) -> int:
 
 
 def _to_half(tokens: torch.Tensor) -> np.ndarray:
-    """Half precision; what would overflow is clipped."""
+    """Half precision. Values that would overflow are clipped."""
     limit = torch.finfo(torch.float16).max
     return tokens.float().clamp(-limit, limit).half().numpy()

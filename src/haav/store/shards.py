@@ -1,8 +1,7 @@
 """A store as WebDataset shards: plain tar files that a cluster streams.
 
-Each photo is one sample: `KEY.VIEW.haav` members hold the store's own records (checksums included),
-`KEY.json` the photo's name. `index.json` says which views there are and which photos are in which shard.
-Nothing in them can run.
+Each photo is one sample. `KEY.VIEW.haav` members hold the store's own records, checksums included. `KEY.json` holds the
+photo's name. `index.json` lists the views and the photos of each shard. Shards hold data only, no code.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from haav.types import PhotoView, ViewSpec
 SUFFIX = "haav"
 INDEX, FORMAT = "index.json", "haav-shards-1"
 WINDOW = 2
-"""shards whose photos are mixed"""
+"""number of shards whose photos are shuffled together"""
 
 
 def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int = 1000) -> int:
-    """Photos that have all of the views, in order of name; returns the number of shards."""
+    """Write the photos that have all of the views, in order of name. Returns the number of shards."""
     ids = store.ids(views[0]) if views else []
     for view in views[1:]:
         known = set(store.ids(view))
@@ -42,15 +41,16 @@ def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int 
         raise StoreError(f"a shard has at least 1 photo, not {shard_size}.")
     out.mkdir(parents=True, exist_ok=True)
     count = -(-len(ids) // shard_size)
-    cuts = [len(ids) * number // count for number in range(count + 1)]  # even: a small last one would waste an epoch
+    # Shards of even size: a small last one would waste an epoch.
+    cuts = [len(ids) * shard // count for shard in range(count + 1)]
     index: dict[str, Any] = {"format": FORMAT, "views": {view: asdict(store.views[view]) for view in views}}
     parts = list(pairwise(cuts))
-    index["shards"] = [{"file": _name(number), "ids": ids[at:end]} for number, (at, end) in enumerate(parts)]
-    for number, (at, end) in enumerate(parts):
-        final = out / _name(number)
+    index["shards"] = [{"file": _name(shard), "ids": ids[start:end]} for shard, (start, end) in enumerate(parts)]
+    for shard, (start, end) in enumerate(parts):
+        final = out / _name(shard)
         partial = final.with_suffix(".partial")
         with tarfile.open(partial, "w") as tar:
-            for row, photo in enumerate(ids[at:end], at):
+            for row, photo in enumerate(ids[start:end], start):
                 _add(tar, f"{row:09d}.json", json.dumps({"id": photo}).encode())
                 for view in views:
                     _add(tar, f"{row:09d}.{view}.{SUFFIX}", pack(store.get(view, photo)))
@@ -60,8 +60,11 @@ def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int 
 
 
 class ShardStore:
-    """Shards as a store that is read only. Whole shards are read, one after the other, and the last few are kept:
-    who asks for photos in the order of `ShardedBatches`, in batches smaller than a shard, reads each once an epoch."""
+    """A read-only store over shards.
+
+    Shards are read whole, and the last few are kept in memory. Reading photos in the order of `ShardedBatches`, in
+    batches smaller than a shard, reads each shard once per epoch.
+    """
 
     def __init__(self, folder: str | Path, kept: int = 2 * WINDOW) -> None:
         self.path = Path(folder)
@@ -70,14 +73,14 @@ class ShardStore:
             index = json_of((self.path / INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT:
                 raise ValueError(f"its format is {index['format']!r}")
-            self.files = [str(shard["file"]) for shard in index["shards"]]
-            self.groups = [tuple(map(str, shard["ids"])) for shard in index["shards"]]
+            self.files = [str(entry["file"]) for entry in index["shards"]]
+            self.groups = [tuple(map(str, entry["ids"])) for entry in index["shards"]]
             self.views = {name: _manifest(entry) for name, entry in index["views"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"{self.path / INDEX} is damaged: {error}.") from None
         if any(Path(file).name != file for file in self.files):
             raise StoreError(f"{self.path / INDEX} names shards outside its folder.")
-        self._shard = {photo: number for number, ids in enumerate(self.groups) for photo in ids}
+        self._shard = {photo: shard for shard, ids in enumerate(self.groups) for photo in ids}
         self._read: OrderedDict[int, dict[str, dict[str, PhotoView]]] = OrderedDict()
 
     def ids(self, view: str) -> list[str]:
@@ -90,24 +93,24 @@ class ShardStore:
         return [self._photo(photo)[view] for photo in photos]
 
     def in_order(self, photos: Iterable[str]) -> list[str]:
-        """As they lie in the shards: who reads them so reads each shard once"""
+        """The photos sorted by shard. Reading them in this order reads each shard once."""
         return sorted(photos, key=lambda photo: self._shard.get(photo, -1))
 
     def _photo(self, photo: str) -> dict[str, PhotoView]:
-        number = self._shard[photo]
-        if number not in self._read:
+        shard = self._shard[photo]
+        if shard not in self._read:
             while len(self._read) >= self.kept:
                 self._read.popitem(last=False)
-            self._read[number] = dict(read_shard(self.path / self.files[number]))
-        self._read.move_to_end(number)
-        found = self._read[number].get(photo)
-        if found is None:
-            raise StoreError(f"{self.path / self.files[number]} lacks '{photo}', which {INDEX} says it has.")
-        return found
+            self._read[shard] = dict(read_shard(self.path / self.files[shard]))
+        self._read.move_to_end(shard)
+        views = self._read[shard].get(photo)
+        if views is None:
+            raise StoreError(f"{self.path / self.files[shard]} lacks '{photo}', which {INDEX} says it has.")
+        return views
 
 
 def open_store(path: str | Path) -> Store | ShardStore:
-    """A view store, or a folder of its shards"""
+    """A view store, or a folder of shards."""
     return ShardStore(path) if (Path(path) / INDEX).exists() else Store(path)
 
 
@@ -115,12 +118,12 @@ def _manifest(entry: Mapping[str, Any]) -> ViewManifest:
     return ViewManifest(**{**entry, "spec": ViewSpec(**entry["spec"])})
 
 
-def _name(number: int) -> str:
-    return f"shard-{number:06d}.tar"
+def _name(shard: int) -> str:
+    return f"shard-{shard:06d}.tar"
 
 
 def read_shard(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
-    """Photos of a shard with their views."""
+    """The photos of a shard with their views."""
     try:
         yield from _read(path)
     except (OSError, tarfile.TarError, ValueError, KeyError) as error:
@@ -132,17 +135,17 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
     views: dict[str, PhotoView] = {}
     with tarfile.open(path, "r:") as tar:
         for member in tar:
-            key, _, kind = member.name.partition(".")
+            key, _, suffix = member.name.partition(".")
             file = tar.extractfile(member)
             data = file.read() if file else b""
             if key != current:
                 if current:
                     yield photo, views
                 current, photo, views = key, "", {}
-            if kind == "json":
+            if suffix == "json":
                 photo = json_of(data)["id"]
             else:
-                views[kind.removesuffix(f".{SUFFIX}")] = unpack(data, f"{member.name} in {path}")
+                views[suffix.removesuffix(f".{SUFFIX}")] = unpack(data, f"{member.name} in {path}")
     if current:
         yield photo, views
 
