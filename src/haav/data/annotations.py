@@ -1,4 +1,4 @@
-"""Photos, splits and captions, from the files people have."""
+"""Reads photos, splits and captions from common annotation formats."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Photo:
     """the name under which its views are stored: a file name"""
     split: str
     captions: tuple[str, ...] = ()
-    """none: an unlabelled photo"""
+    """empty for an unlabelled photo"""
     coco_id: int | None = None
-    """its number in COCO, where the file says so"""
+    """its number in COCO, if the file has it"""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Dataset:
         return tuple(photo for photo in self.photos if photo.split == name)
 
     def label_fraction(self, fraction: float, by: str = "photo", seed: int = 0) -> Dataset:
-        """Keep captions for a share of the training photos, or a share of the training captions; photos all stay.
+        """Keep the captions of a share of the training photos, or a share of the training captions. All photos stay.
 
-        Nested: the photos that 10 % keeps are among those that 20 % keeps.
+        Fractions are nested: the captions kept index 10 % are among those kept index 20 %.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"a label fraction is between 0 and 1, not {fraction}.")
@@ -51,17 +51,17 @@ class Dataset:
             raise ConfigError(unknown("way to take a fraction", by, ("photo", "caption")))
         labelled = sorted(photo.id for photo in self.photos if photo.split == "train" and photo.captions)
         captions = {photo.id: photo.captions for photo in self.photos}
-        units = [(name, number) for name in labelled for number in range(1 if by == "photo" else len(captions[name]))]
+        units = [(name, index) for name in labelled for index in range(1 if by == "photo" else len(captions[name]))]
         random.Random(seed).shuffle(units)
         kept: dict[str, set[int]] = {}
-        for name, number in units[: round(fraction * len(units))]:
-            kept.setdefault(name, set()).update(range(len(captions[name])) if by == "photo" else {number})
+        for name, index in units[: round(fraction * len(units))]:
+            kept.setdefault(name, set()).update(range(len(captions[name])) if by == "photo" else {index})
 
         def keep_some(photo: Photo) -> Photo:
             if photo.split != "train":
                 return photo
-            numbers = kept.get(photo.id, set())
-            return replace(photo, captions=tuple(text for at, text in enumerate(photo.captions) if at in numbers))
+            indices = kept.get(photo.id, set())
+            return replace(photo, captions=tuple(text for index, text in enumerate(photo.captions) if index in indices))
 
         return Dataset(tuple(keep_some(photo) for photo in self.photos))
 
@@ -70,7 +70,7 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split]`, or a
     folder with captions.txt.
 
-    `split` names the split of formats that have none. `.gz` is fine for all.
+    `split` is the split of photos in formats without splits. All files may be gzipped (`.gz`).
     """
     path = Path(path)
     if path.is_dir():
@@ -107,15 +107,15 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
 
 def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
     photos = []
-    for number, image in enumerate(data["images"]):
+    for index, image in enumerate(data["images"]):
         try:
             name = image["filename"]
             split = "train" if image["split"] == "restval" else image["split"]
             captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences") or ())
-            number_in_coco = image.get("cocoid")
+            coco_id = image.get("cocoid")
         except (KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: image {number} lacks {error}.") from None
-        coco_id = number_in_coco if isinstance(number_in_coco, int) else None
+            raise DataError(f"{path}: image {index} lacks {error}.") from None
+        coco_id = coco_id if isinstance(coco_id, int) else None
         photos.append(Photo(str(name), _split(str(split), path), captions, coco_id))
     return _unique(photos, path)
 
@@ -124,52 +124,57 @@ def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
     try:
         names = {image["id"]: str(image["file_name"]) for image in data["images"]}
         captions: dict[str, list[str]] = {name: [] for name in names.values()}
-        for note in data["annotations"]:
-            captions[names[note["image_id"]]].append(note["caption"].strip())
+        for annotation in data["annotations"]:
+            captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not COCO captions JSON: {error} is missing.") from None
-    numbers = {name: number for number, name in names.items()}
+    coco_ids = {name: coco_id for coco_id, name in names.items()}
     split = _split(split, path)
-    return _unique([Photo(name, split, tuple(texts), numbers[name]) for name, texts in captions.items()], path)
+    return _unique([Photo(name, split, tuple(texts), coco_ids[name]) for name, texts in captions.items()], path)
 
 
 def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    for number, row in enumerate(rows, 1):
+    for index, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not row.get("image"):
-            found = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
-            raise DataError(f"{path}: row {number} has no 'image' (it has {found}). Columns: image, caption[, split].")
+            columns = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"{path}: row {index} has no 'image' (it has {columns}). Columns: image, caption[, split].")
         image = str(row["image"])
-        own = _split(str(row.get("split") or split), path)
-        if splits.setdefault(image, own) != own:
-            raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {own}.")
+        row_split = _split(str(row.get("split") or split), path)
+        if splits.setdefault(image, row_split) != row_split:
+            raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {row_split}.")
         texts = captions.setdefault(image, [])
         caption = row.get("caption")
         if not isinstance(caption, (str, type(None))):
-            raise DataError(f"{path}: row {number} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
+            raise DataError(f"{path}: row {index} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
         if caption:
             texts.append(caption.strip())
     return Dataset(tuple(Photo(image, splits[image], tuple(texts)) for image, texts in captions.items()))
 
 
 def _folder(path: Path, split: str) -> Dataset:
-    """captions.txt has `name<TAB>caption`, `name,caption` or Flickr's `name#0<TAB>caption`; others: unlabelled."""
+    """captions.txt has `name<TAB>caption`, `name,caption` or Flickr's `name#0<TAB>caption`.
+
+    Pictures that it does not list are unlabelled.
+    """
     pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
-    known: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
-    for number, line in enumerate(read_text(path / "captions.txt", MAX_BYTES).splitlines(), 1):
+    captions: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
+    for line_number, line in enumerate(read_text(path / "captions.txt", MAX_BYTES).splitlines(), 1):
         if not line.strip() or line.lower().replace(" ", "") == "image,caption":
             continue
         image, separator, caption = line.partition("\t" if "\t" in line else ",")
         image = image.split("#")[0].strip()
-        if not separator or image not in known:
-            raise DataError(f"{path / 'captions.txt'}: line {number} names no picture of the folder: '{line[:60]}'.")
-        known[image].append(caption.strip())
-    return Dataset(tuple(Photo(image, split, tuple(texts)) for image, texts in known.items()))
+        if not separator or image not in captions:
+            raise DataError(
+                f"{path / 'captions.txt'}: line {line_number} names no picture of the folder: '{line[:60]}'."
+            )
+        captions[image].append(caption.strip())
+    return Dataset(tuple(Photo(image, split, tuple(texts)) for image, texts in captions.items()))
 
 
 def _unique(photos: Sequence[Photo], path: Path) -> Dataset:
-    """A photo twice in one split is merged; in two splits it is an error: scores would mean nothing."""
+    """Merges a photo listed twice in one split. A photo in two splits is an error: scores would mean nothing."""
     merged: dict[str, Photo] = {}
     for photo in photos:
         known = merged.get(photo.id)
@@ -186,14 +191,14 @@ def _split(name: str, path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """JSON in which no name stands twice: the second value would silently win."""
+    """Parses JSON. A repeated key is an error: its second value would silently win."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise ValueError(f"'{twice}' stands there more than once")
-        return found
+        merged = dict(pairs)
+        if len(merged) < len(pairs):
+            repeated = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise ValueError(f"'{repeated}' stands there more than once")
+        return merged
 
     return json.loads(text, object_pairs_hook=unique)
 
@@ -213,11 +218,11 @@ class Check:
     duplicates: tuple[tuple[str, str], ...]
     """pairs of names with the same bytes"""
     shared: tuple[tuple[str, str], ...]
-    """such pairs whose splits differ: an error"""
+    """those of the pairs whose splits differ, which is an error"""
 
 
 def check_dataset(dataset: Dataset, pictures: dict[str, str] | None = None) -> Check:
-    """`pictures`: name → digest of the bytes, where the pictures are at hand"""
+    """`pictures`: name → digest of the bytes, if the pictures are available"""
     splits = {photo.id: photo.split for photo in dataset.photos}
     missing: tuple[str, ...] = ()
     duplicates: list[tuple[str, str]] = []

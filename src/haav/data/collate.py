@@ -1,4 +1,4 @@
-"""Photos to a batch: the one place where padding is made."""
+"""Collates photos into a batch. All padding is made here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def collate(
     captions: Sequence[Sequence[Sequence[int]]] | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """`views`: name → one view a photo; `captions`: for each photo its captions as word ids"""
+    """`views`: name → one view per photo; `captions`: the captions of each photo as word ids"""
     stacked = {name: stack(per_photo).to(device) for name, per_photo in views.items()}
     return Batch(tuple(ids), stacked, None if captions is None else pad_captions(captions))
 
 
 def stack(photos: Sequence[PhotoView]) -> View:
-    """One view of several photos, padded to the longest of them (not to the longest view there could be)."""
+    """One view of several photos, padded to the longest of them, not to `max_tokens`."""
     lengths = torch.tensor([len(photo.tokens) for photo in photos])
     longest = int(lengths.max()) if len(photos) else 0
     first = photos[0]
@@ -37,7 +37,7 @@ def stack(photos: Sequence[PhotoView]) -> View:
 
 
 def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """(B, C, T) with C the most captions of a photo and T the longest caption"""
+    """(B, C, T): C is the largest number of captions per photo, T the length of the longest caption."""
     most = max((len(photo) for photo in captions), default=0)
     longest = max((len(words) for photo in captions for words in photo), default=0)
     padded = torch.full((len(captions), most, longest), PAD, dtype=torch.int64)
@@ -49,8 +49,8 @@ def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
 
 def _pad(rows: Sequence[Tensor], longest: int) -> Tensor:
     padded = rows[0].new_zeros(len(rows), longest, *rows[0].shape[1:])
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
     return padded
 
 
@@ -60,7 +60,7 @@ def _boxes(photo: PhotoView) -> Tensor:
 
 
 def blank_view(spec: ViewSpec) -> View:
-    """One photo's view at its longest, on the current default device."""
+    """A view of one photo with `max_tokens` tokens, all zero, on the current default device."""
     tokens = spec.max_tokens
     return View(
         torch.zeros(1, tokens, spec.dim),

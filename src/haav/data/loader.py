@@ -22,7 +22,7 @@ from haav.types import Batch
 
 
 class StoredPhotos(torch.utils.data.Dataset[Any]):
-    """Photos with their views in a store and their captions as word ids; a batch is read in one go."""
+    """Photos with their views in a store and their captions as word ids. An item is a whole batch."""
 
     def __init__(
         self,
@@ -33,8 +33,7 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
         max_words: int = 20,
         made_by: MadeBy | None = None,
     ) -> None:
-        """`vocabulary` None: captions are left out, as for photos without any; `made_by`: which extractors the model
-        accepts"""
+        """`vocabulary`: None leaves captions out; `made_by`: the extractors that the model accepts"""
         self.store = store
         self.views = tuple(views)
         self.photos = tuple(photos)
@@ -53,14 +52,14 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
                     f"  Finish it with: haav extract --store {store.path} --views {view} --images …"
                 )
         manifests = store.views
-        given = {view: manifests[view].made_by for view in self.views if view in manifests}
-        check_made_by(made_by or {}, given, f"that of {store.path}")
+        fingerprints = {view: manifests[view].made_by for view in self.views if view in manifests}
+        check_made_by(made_by or {}, fingerprints, f"that of {store.path}")
 
     def __len__(self) -> int:
         return len(self.photos)
 
     def shuffled(self, batch: int, seed: int, readers: int = 1) -> ShuffledBatches | ShardedBatches:
-        """Whole batches of all photos, in the order that suits where they are kept"""
+        """Shuffled full batches of all photos, in an order that suits the store."""
         if isinstance(self.store, Store):
             return ShuffledBatches(len(self), batch, seed, drop_last=True)
         rows = {photo: row for row, photo in enumerate(self.ids)}
@@ -74,7 +73,7 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
 
 
 class ShuffledBatches(Sampler[list[int]]):
-    """Batches of row numbers, shuffled anew each epoch, the same on every run with the same seed."""
+    """Batches of row indices, reshuffled every epoch. The order depends only on the seed and the epoch."""
 
     def __init__(self, size: int, batch: int, seed: int = 0, shuffle: bool = True, drop_last: bool = False) -> None:
         self.size, self.batch, self.seed, self.shuffle, self.drop_last = size, batch, seed, shuffle, drop_last
@@ -87,23 +86,23 @@ class ShuffledBatches(Sampler[list[int]]):
         order = list(range(self.size))
         if self.shuffle:
             random.Random(f"{self.seed}-{self.epoch}").shuffle(order)
-        for number in range(len(self)):
-            yield order[number * self.batch : (number + 1) * self.batch]
+        for step in range(len(self)):
+            yield order[step * self.batch : (step + 1) * self.batch]
 
 
 class ShardedBatches(Sampler[list[int]]):
-    """The same for rows that lie in shards: shards in random order, the photos of a few of them mixed at a time.
+    """Batches of row indices for photos in shards. Shards come in random order; the photos of a few are mixed.
 
-    Each of `readers` processes has shards of its own, so that none is read twice: consecutive parts of a batch, as
-    `many.share` cuts it, are of different readers.
+    Each of `readers` processes has its own shards, so that no shard is read twice. A batch consists of one consecutive
+    part per reader, cut as `distributed.share` cuts it.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], batch: int, seed: int, readers: int, window: int) -> None:
-        """`groups`: the rows of each shard; `window`: how many shards are mixed"""
+        """`groups`: the rows of each shard; `window`: the number of shards that are mixed"""
         if readers > len(groups):
             raise StoreError(f"{readers} processes need at least as many shards, and there are {len(groups)}.")
         self.groups, self.seed, self.window = groups, seed, window
-        cuts = [batch * number // readers for number in range(readers + 1)]
+        cuts = [batch * reader // readers for reader in range(readers + 1)]
         self.parts = [end - start for start, end in pairwise(cuts)]
         self.epoch = 0
         if not len(self):
@@ -112,27 +111,27 @@ class ShardedBatches(Sampler[list[int]]):
             )
 
     def __len__(self) -> int:
-        """Of a whole number of batches for each reader; which shards are whose changes, so the least there can be"""
+        """Full batches per epoch. Readers get other shards every epoch, so this is the fewest that any could have."""
         fewest = sorted(len(group) for group in self.groups)[: len(self.groups) // len(self.parts)]
         return sum(fewest) // max(self.parts)
 
     def __iter__(self) -> Iterator[list[int]]:
-        chance = random.Random(f"{self.seed}-{self.epoch}")
+        rng = random.Random(f"{self.seed}-{self.epoch}")
         shards = list(self.groups)
-        chance.shuffle(shards)
-        lanes = [self._mixed(shards[reader :: len(self.parts)], chance) for reader in range(len(self.parts))]
-        for number in range(len(self)):
+        rng.shuffle(shards)
+        lanes = [self._mixed(shards[reader :: len(self.parts)], rng) for reader in range(len(self.parts))]
+        for step in range(len(self)):
             yield [
                 row
                 for lane, part in zip(lanes, self.parts, strict=True)
-                for row in lane[number * part : (number + 1) * part]
+                for row in lane[step * part : (step + 1) * part]
             ]
 
-    def _mixed(self, shards: Sequence[Sequence[int]], chance: random.Random) -> list[int]:
+    def _mixed(self, shards: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
         order: list[int] = []
-        for at in range(0, len(shards), self.window):
-            rows = [row for shard in shards[at : at + self.window] for row in shard]
-            chance.shuffle(rows)
+        for start in range(0, len(shards), self.window):
+            rows = [row for shard in shards[start : start + self.window] for row in shard]
+            rng.shuffle(rows)
             order += rows
         return order
 
@@ -140,7 +139,7 @@ class ShardedBatches(Sampler[list[int]]):
 def build_loader(
     photos: StoredPhotos, batches: Sampler[list[int]], workers: int = 1, pin: bool = torch.cuda.is_available()
 ) -> DataLoader[Any]:
-    """Reads ahead in `workers` spawned processes (0: in this one); pinned memory where there is a GPU."""
+    """Reads ahead in `workers` spawned processes (0: in this process). Memory is pinned if there is a GPU."""
     return DataLoader(
         photos,
         sampler=batches,  # each "sample" is a whole batch: one transaction, one collation
@@ -149,7 +148,7 @@ def build_loader(
         multiprocessing_context="spawn" if workers else None,
         prefetch_factor=4 if workers else None,
         persistent_workers=workers > 0,
-        generator=torch.Generator(),  # else each pass over it draws from the random numbers that training resumes with
+        generator=torch.Generator(),  # else every pass would draw from the global generator, whose state is resumed
         pin_memory=pin,
     )
 

@@ -1,7 +1,7 @@
-"""A made-up world that a small model learns in seconds: photos of things of a colour in a place.
+"""A synthetic data set that a small model learns in seconds: coloured things in places.
 
-Each view tells a part of the truth, as real ones do: `objects` knows the thing and how many there are, `grid` the
-colour and the place, `text` two noisy hints. Only a model that weighs them says everything.
+Each view holds a part of the content, as real views do. `objects` holds the thing and its count, `grid` the colour and
+the place, `text` noisy hints at the thing and the colour. A model needs all views to write a complete caption.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ SPLITS = (("train", 160), ("val", 30), ("test", 30))
 
 
 def make_toy(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Data set and view store under `folder`; made again only if they are not whole."""
+    """Paths of the data set and the view store under `folder`. The data set file is written last; if it
+    exists, nothing is made."""
     dataset, store = folder / "dataset.json", folder / "store"
     if dataset.exists():
         return dataset, store
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    signs = {word: torch.randn(WIDTH, generator=generator) for word in (*THINGS, *COLOURS, *PLACES, *COUNTS)}
+    embeddings = {word: torch.randn(WIDTH, generator=generator) for word in (*THINGS, *COLOURS, *PLACES, *COUNTS)}
     images: list[dict[str, Any]] = []
     records: dict[str, dict[str, PhotoView]] = {name: {} for name in VIEWS}
     for split, photos in SPLITS:
-        for number in range(photos):
+        for index in range(photos):
             truth = {
                 "count": rng.choice(COUNTS),
                 "colour": rng.choice(COLOURS),
                 "thing": rng.choice(THINGS),
                 "place": rng.choice(PLACES),
             }
-            name = f"{split}{number}.png"
+            name = f"{split}{index}.png"
             sentences = [{"raw": form.format(**truth)} for form in rng.sample(FORMS, 5)]
             images.append({"filename": name, "split": split, "sentences": sentences})
 
             def noisy(word: str) -> Tensor:
-                return signs[word] + 0.3 * torch.randn(WIDTH, generator=generator)
+                return embeddings[word] + 0.3 * torch.randn(WIDTH, generator=generator)
 
-            seen = 1 + COUNTS.index(truth["count"])
-            boxes = torch.rand(seen, 4, generator=generator)
-            records["objects"][name] = PhotoView(torch.stack([noisy(truth["thing"])] * seen), boxes=boxes)
+            count = 1 + COUNTS.index(truth["count"])
+            boxes = torch.rand(count, 4, generator=generator)
+            records["objects"][name] = PhotoView(torch.stack([noisy(truth["thing"])] * count), boxes=boxes)
             cells = [noisy(truth["place"]), noisy(truth["colour"])] * 3
             records["grid"][name] = PhotoView(torch.stack(cells))
             hints = [noisy(truth["thing"]), noisy(truth["colour"]), noisy(rng.choice(PLACES))]
