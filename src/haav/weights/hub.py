@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub, for the views of the extra `haav[hub]`: found, fingerprinted, loaded, fed.
+"""Finds, fingerprints and loads models of the Hugging Face hub, for the views of the extra `haav[hub]`.
 
-Weights are read from safetensors only and no code of a model's repository is ever run. Photos are prepared
-with Pillow and torch as the model's own `preprocessor_config.json` says, since the ready-made processors ask
-for torchvision, which breaks other parts of a CPU installation.
+Weights are read from safetensors only. No code of a model's repository is ever run. Photos are prepared with Pillow and
+torch as the model's `preprocessor_config.json` says. The processors of transformers are not used, because they need
+torchvision, which breaks other parts of a CPU installation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INSTALL = 'pip install "haav[hub]"'
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FILES = [CONFIG, "model*.safetensors", INDEX, "*processor_config.json", "*token*.json", "vocab.json", "merges.txt"]
 TIMEOUT = 10
-"""seconds to wait for the hub's first answer"""
+"""seconds to wait for the first response of the hub"""
 BATCH = 32
-"""pictures that go through a network at once"""
+"""pictures per forward pass of a network"""
 
 REVISIONS = {
     # `main` has no safetensors; this is the commit of the hub's own conversion bot, on top of main
@@ -38,11 +38,11 @@ REVISIONS = {
     "facebook/detr-resnet-50": "no_timm",
     "facebook/detr-resnet-101": "no_timm",
 }
-"""where not to take `main`; `name@revision` takes any other"""
+"""models that are not read from `main`; `name@revision` selects any other revision"""
 
 
 def transformers() -> Any:
-    """The library, imported when a hub view is asked for and not before."""
+    """The library, imported only when a hub view is used."""
     try:
         import transformers
     except ImportError as error:
@@ -55,12 +55,12 @@ class HubModel:
     """A model whose files are on this machine."""
 
     name: str
-    """as it was asked for: a hub name or a folder"""
+    """as the user gave it: a hub name or a folder"""
     option: str
-    """by which another model can be asked for"""
+    """the option that selects the model"""
     folder: Path
     written: tuple[int, ...]
-    """when each file of weights was; a folder whose weights were replaced is another model"""
+    """modification time of each file of weights: a folder whose weights were replaced is another model"""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class HubModel:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights themselves: the same for a hub name and a folder that hold the same files."""
+        """Depends on the weight files only: a hub name and a folder with the same files have the same fingerprint."""
         digest = hashlib.sha256()
         for path, written in zip(weight_files(self.folder), self.written, strict=True):
             digest.update(f"{path.name} {path.stat().st_size} {_sha256(path, written)}\n".encode())
@@ -76,7 +76,7 @@ class HubModel:
 
 
 def find_hub_model(name: str | Path, option: str) -> HubModel:
-    """A folder, or a hub name (`owner/model`, `owner/model@revision`), downloaded once and then used from the cache."""
+    """`name`: a folder or a hub name (`owner/model`, `owner/model@revision`), which is downloaded once and cached."""
     transformers()
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -91,38 +91,38 @@ def find_hub_model(name: str | Path, option: str) -> HubModel:
     return HubModel(str(name), option, folder, tuple(path.stat().st_mtime_ns for path in weight_files(folder)))
 
 
-def _fetch(given: str, option: str) -> Path:
+def _fetch(source: str, option: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    name, _, revision = given.partition("@")
-    wanted: dict[str, Any] = {"repo_id": name, "revision": revision or REVISIONS.get(name)}
-    here = _cached(wanted)
-    # The hub is not asked about what is here already: a frozen network must not change by itself.
-    if here and _preprocessor_config(here) is not None:
-        return here
+    name, _, revision = source.partition("@")
+    repo: dict[str, Any] = {"repo_id": name, "revision": revision or REVISIONS.get(name)}
+    cached = _cached(repo)
+    # The hub is not asked about a cached model: a frozen network must not change by itself.
+    if cached and _preprocessor_config(cached) is not None:
+        return cached
     try:
-        # One short question first: a download without a connection may retry for minutes.
-        answer = huggingface_hub.HfApi().model_info(timeout=TIMEOUT, **wanted)
-        if not {file.rfilename for file in answer.siblings or ()} & {WEIGHTS, INDEX}:
+        # A short request first: a download without a connection may retry for minutes.
+        info = huggingface_hub.HfApi().model_info(timeout=TIMEOUT, **repo)
+        if not {file.rfilename for file in info.siblings or ()} & {WEIGHTS, INDEX}:
             raise ViewError(
-                f"{option}: '{given}' has no safetensors weights, and no others are read.\n"
+                f"{option}: '{source}' has no safetensors weights, and no others are read.\n"
                 f"  Look for a revision that has them ({option}={name}@REVISION), or give a folder: {option}=FOLDER"
             )
-        return Path(huggingface_hub.snapshot_download(allow_patterns=FILES, **wanted))
+        return Path(huggingface_hub.snapshot_download(allow_patterns=FILES, **repo))
     except ViewError:
         raise
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise ViewError(
-            f"{option}: '{given}' is neither a folder nor a model of the hub that you may read "
+            f"{option}: '{source}' is neither a folder nor a model of the hub that you may read "
             f"({_first_line(error)}).\n  Give owner/model, owner/model@revision or a folder."
         ) from None
-    except Exception as error:  # whatever the connection, a proxy or the disk says
-        if here:
-            return here
+    except Exception as error:  # any error of the connection, a proxy or the disk
+        if cached:
+            return cached
         raise ViewError(
-            f"{option}: '{given}' cannot be fetched from the hub ({type(error).__name__}: {_first_line(error)}).\n"
-            f"  Download it where there is a connection ({_command(**wanted)}) and give its folder: {option}=FOLDER\n"
+            f"{option}: '{source}' cannot be fetched from the hub ({type(error).__name__}: {_first_line(error)}).\n"
+            f"  Download it where there is a connection ({_command(**repo)}) and give its folder: {option}=FOLDER\n"
             "  Or use the embedded views, which need no hub: grid, objects, regions, text_whole."
         ) from None
 
@@ -131,19 +131,19 @@ def _command(repo_id: str, revision: str | None) -> str:
     return f"hf download {repo_id}" + (f" --revision {revision}" if revision else "")
 
 
-def _cached(wanted: Mapping[str, Any]) -> Path | None:
-    """What an earlier download, ours or another program's, has left on this machine, if a model can be loaded of it"""
+def _cached(repo: Mapping[str, Any]) -> Path | None:
+    """The folder of an earlier download, by haav or another program, if a model can be loaded from it."""
     import huggingface_hub
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(allow_patterns=FILES, local_files_only=True, **wanted))
-    except (OSError, ValueError):  # not here, or no name of the hub at all: the hub will say
+        folder = Path(huggingface_hub.snapshot_download(allow_patterns=FILES, local_files_only=True, **repo))
+    except (OSError, ValueError):  # not cached, or not a hub name: the request to the hub reports it
         return None
     return None if _lacking(folder) else folder
 
 
 def _lacking(folder: Path) -> str:
-    """The first necessary file that is not there, or nothing."""
+    """The name of the first required file that is missing, or an empty string."""
     if not (folder / CONFIG).is_file():
         return CONFIG
     if not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
@@ -152,7 +152,7 @@ def _lacking(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The one file of weights, or its parts as the index names them."""
+    """The file of weights, or its parts as listed in the index."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     return [folder / name for name in sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))]
@@ -160,7 +160,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @cache
 def _sha256(path: Path, written: int) -> str:
-    """`written` is there to read a file again that was replaced"""
+    """`written` is part of the cache key: a replaced file is read again."""
     return file_digest(path)
 
 
@@ -173,13 +173,16 @@ def file_digest(path: Path) -> str:
 
 
 @cache
-def load_network(model: HubModel, kind: str, device: str = "cpu") -> Any:
-    """The transformers class `kind` with the model's weights, float32 (half precision crawls on a CPU), frozen: with
-    no weight that wants a gradient, torch keeps nothing for a backward pass."""
+def load_network(model: HubModel, class_name: str, device: str = "cpu") -> Any:
+    """The transformers class `class_name` with the model's weights, frozen.
+
+    Weights are float32, since half precision is slow on a CPU. None of them requires a gradient, so torch keeps nothing
+    for a backward pass.
+    """
     library = transformers()
     try:
         with _quiet(library):
-            network, report = getattr(library, kind).from_pretrained(
+            network, report = getattr(library, class_name).from_pretrained(
                 str(model.folder),
                 local_files_only=True,
                 use_safetensors=True,
@@ -191,15 +194,15 @@ def load_network(model: HubModel, kind: str, device: str = "cpu") -> Any:
             f"{model.option}: '{model.name}' needs a library that haav does without: {_first_line(error)}\n"
             "  Choose a model with a backbone of transformers' own, such as PekingU/rtdetr_r50vd."
         ) from None
-    except Exception as error:  # damaged files, or those of another kind of model
+    except Exception as error:  # damaged files, or files of another type of model
         raise ViewError(
-            f"{model.option}: '{model.name}' cannot be loaded as {kind} ({_first_line(error)}).\n"
+            f"{model.option}: '{model.name}' cannot be loaded as {class_name} ({_first_line(error)}).\n"
             f"  Check the files in {model.folder}."
         ) from None
-    # transformers would make missing weights up and only warn; a count of training batches is no weight
+    # transformers initialises missing weights at random and only warns. A count of training batches is not a weight.
     if missing := sorted(key for key in report["missing_keys"] if not key.endswith("num_batches_tracked")):
         raise ViewError(
-            f"{model.option}: '{model.name}' lacks {len(missing)} weights of {kind} (first: {missing[0]}).\n"
+            f"{model.option}: '{model.name}' lacks {len(missing)} weights of {class_name} (first: {missing[0]}).\n"
             "  Give a complete model."
         )
     return network.eval().requires_grad_(False).float().to(device)
@@ -220,7 +223,7 @@ def load_tokenizer(model: HubModel) -> Any:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Loading one tower of two is meant; transformers prints a report of what is left over."""
+    """Silences the report of unused weights: loading one tower of two is intended."""
     logging = library.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -235,18 +238,18 @@ def _quiet(library: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Preparation:
-    """From a photo to a network's input, as the model's makers did it; the numbers of transformers' own processors."""
+    """Prepares a photo as the input of a network. Gives the same numbers as the processors of transformers."""
 
     short: int | None
-    """the shorter side, the other in proportion; None: `exact`"""
+    """length of the shorter side, with the other in proportion; None: see `exact`"""
     long: int | None
-    """the longer side may not exceed this; then the shorter gets shorter"""
+    """limit of the longer side; if needed, the shorter side shrinks in proportion"""
     exact: tuple[int, int] | None
     """height and width, whatever the photo's proportions"""
     crop: tuple[int, int] | None
-    """height and width of the middle that is kept"""
+    """height and width of the centre crop"""
     resample: int
-    """Pillow's number of the filter"""
+    """number of the Pillow filter"""
     scale: float
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
@@ -284,27 +287,27 @@ class Preparation:
 
 
 def _trim(image: Image.Image) -> Image.Image:
-    """The middle of a very long strip: a picture of 2 × 9000 pixels would else be blown up to 224 × a million."""
+    """The middle of a very long picture: 2 × 9000 pixels would otherwise be resized to 224 × a million."""
     limit = 64 * min(image.size)
     left, top = (max(0, side - limit) // 2 for side in image.size)
     return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 
 
 def load_preparation(model: HubModel, defaults: Mapping[str, Any] | None) -> Preparation:
-    """As the model's folder says; `defaults` for what it leaves out, None where nothing can be assumed."""
-    found = _preprocessor_config(model.folder)
-    if found is None and defaults is None:
+    """From the files in the model's folder. `defaults` fill in missing settings; with None, the file is required."""
+    config = _preprocessor_config(model.folder)
+    if config is None and defaults is None:
         raise ViewError(
             f"{model.option}: '{model.name}' has no preprocessor_config.json, which says how to prepare photos.\n"
             f"  Copy it from the model's page on the hub into {model.folder}."
         )
-    settings = {**(defaults or {}), **(found or {})}
+    settings = {**(defaults or {}), **(config or {})}
     try:
         size, crop = settings["size"], settings.get("crop_size") if settings.get("do_center_crop") else None
-        # Old files give one number: the shorter side, and for a crop its side.
+        # Old files give a single number: the shorter side, or the side of the crop.
         size = size if isinstance(size, Mapping) else {"shortest_edge": size, "longest_edge": settings.get("max_size")}
         crop = crop if isinstance(crop, Mapping) or crop is None else {"height": crop, "width": crop}
-        normal = settings.get("do_normalize", True)
+        normalize = settings.get("do_normalize", True)
         exact = (int(size["height"]), int(size["width"])) if "height" in size else None
         return Preparation(
             short=None if exact else int(size["shortest_edge"]),
@@ -313,8 +316,8 @@ def load_preparation(model: HubModel, defaults: Mapping[str, Any] | None) -> Pre
             crop=(int(crop["height"]), int(crop["width"])) if crop else None,
             resample=int(settings.get("resample", Image.Resampling.BILINEAR)),
             scale=float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0,
-            mean=tuple(settings["image_mean"]) if normal else None,
-            std=tuple(settings["image_std"]) if normal else None,
+            mean=tuple(settings["image_mean"]) if normalize else None,
+            std=tuple(settings["image_std"]) if normalize else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ViewError(
