@@ -1,4 +1,4 @@
-"""Views of photos. Every file of `embedded` and `hub` that holds an extractor registers it."""
+"""Views of photos. Every file of `embedded` and `hub` registers the extractors that it defines."""
 
 from importlib import import_module
 
@@ -22,7 +22,7 @@ for _folder in ("embedded", "hub"):
 import_module(f"{__name__}.retrieval.text")
 
 DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
-"""what `haav extract` makes where no views are named: those that need photos alone"""
+"""the default of `haav extract`: views that need only the photos"""
 
 __all__ = [
     "DEFAULT_VIEWS",

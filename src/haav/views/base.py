@@ -1,4 +1,4 @@
-"""What an extractor is: a frozen network, or anything else, that turns photos into one view.
+"""The base class of extractors. An extractor turns photos into one view, usually with a frozen network.
 
 A third party adds a view with a class like this and one line in its own pyproject.toml:
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def load_once(load: Callable[P, T]) -> Callable[P, T]:
-    """`functools.cache` for networks: threads that come at once wait for one load."""
+    """`functools.cache` for networks: concurrent threads wait for a single load."""
     lock, loaded = threading.Lock(), cache(load)
 
     @wraps(load)
@@ -44,10 +44,10 @@ def load_once(load: Callable[P, T]) -> Callable[P, T]:
 
 
 class PhotoBatch:
-    """A few photos, and what has been computed of them so far: extractors share their networks' outputs."""
+    """A few photos and the values computed from them so far. Extractors share the outputs of their networks."""
 
     def __init__(self, ids: Sequence[str], images: Sequence[Image.Image] | None, **known: Any) -> None:
-        """`images` None: only what is `known` (from a store) can be asked for"""
+        """`known`: stored views by name; with `images` None, the pictures are not available"""
         self.ids = tuple(ids)
         self._images = images
         self._stored, self._known = known, dict(known)
@@ -57,75 +57,74 @@ class PhotoBatch:
 
     @property
     def images(self) -> Sequence[Image.Image]:
-        """The pictures themselves, upright RGB"""
+        """The pictures, upright RGB."""
         assert self._images is not None, "these photos are known only by what a store holds of them"
         return self._images
 
     def pixels(self, side: int, resample: Image.Resampling = Image.Resampling.BILINEAR) -> Tensor:
-        """(B, 3, side, side) uint8 RGB, the whole photo squeezed into a square"""
+        """(B, 3, side, side) uint8 RGB: the whole photo resized to a square."""
         arrays = [np.asarray(image.resize((side, side), resample)) for image in self.images]
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
-        """The value under `name`, computed by whoever asks first."""
+        """The value under `name`, computed on first use."""
         if name not in self._known:
             self._known[name] = compute()
         value: T = self._known[name]
         return value
 
     def apart(self) -> list[PhotoBatch]:
-        """Each photo by itself, with nothing computed of it yet"""
+        """One batch per photo, without computed values."""
         if self._images is None:
             stored = [{view: [views[row]] for view, views in self._stored.items()} for row in range(len(self))]
             return [PhotoBatch([photo], None, **known) for photo, known in zip(self.ids, stored, strict=True)]
         return [PhotoBatch([photo], [image]) for photo, image in zip(self.ids, self._images, strict=True)]
 
     def view(self, extractor: Extractor) -> list[PhotoView]:
-        """Its view of these photos, computed once: other views may be made of it"""
+        """The extractor's view of these photos, computed once. Other views may be computed from it."""
         return self.once(extractor.name, lambda: extractor.extract(self))
 
 
 class Extractor(ABC):
-    """Subclass, set the fields, write `extract`. Several threads may call it at once, each with photos of its own."""
+    """Subclass it, set the fields and implement `extract`. Several threads may call it, each with its own photos."""
 
     name: ClassVar[str]
     licence: ClassVar[str]
     """of the weights it runs"""
     needs: ClassVar[tuple[str, ...]] = ()
-    """options it cannot be built without: "bridge", "textdb". A packed model takes them along, and the fingerprint
-    names each as `bridge-FINGERPRINT`, `textdb-FINGERPRINT`."""
+    """required options: "bridge", "textdb". A packed model includes them. The fingerprint names each as
+    `bridge-FINGERPRINT`, `textdb-FINGERPRINT`."""
     gives: ClassVar[tuple[str, ...]] = ()
-    """what its tokens are to a reader: "sentences" (labels are retrieved texts, the nearest first), "boxes" (labels are
-    classes of detected things)"""
+    """what its labels are: "sentences" (retrieved texts, the nearest first), "boxes" (classes of detected objects)"""
     spec: ViewSpec
     weights: ClassVar[tuple[str, ...]] = ()
-    """names of the frozen weights it runs on (weights.py)"""
+    """names of the frozen weights it runs on (haav.weights)"""
     reads: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    """stored views that can stand for the photo, each with the fingerprints it accepts; none named: any. Empty: it
-    needs the photo itself."""
+    """stored views that it can read instead of the photo, each with the fingerprints it accepts (an empty tuple accepts
+    any). If this is empty, it needs the photo itself."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """`device`: where its networks run; views come back to the CPU"""
+        """`device`: where its networks run; views are returned on the CPU"""
         self.device = check_device(device)
 
     @classmethod
     def weights_with(cls, **options: Any) -> tuple[str, ...]:
-        """Names of the frozen weights it would run on if it were built with these options"""
+        """Names of the frozen weights that an extractor built with these options runs on."""
         return cls.weights
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes whenever the same photo would give other numbers."""
+        """Differs whenever the same photo would give different tokens."""
 
     @property
     def origin(self) -> str:
-        """What a model compares: the fingerprint before a packed bridge or text database was rounded."""
+        """The fingerprint that models compare: the one before a packed bridge or text database was rounded."""
         return self.fingerprint
 
     @abstractmethod
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
-        """One view a photo; a view without tokens says that the photo lacks it."""
+        """One view per photo. A view without tokens means that the photo lacks it."""
 
 
 def check_device(name: str) -> str:
@@ -142,7 +141,7 @@ extractors: Registry[Extractor] = Registry("view")
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """An entry point that gives no view, and why"""
+    """An entry point that provides no view, and the reason."""
 
     view: str
     source: str
@@ -154,18 +153,18 @@ class BrokenPlugin:
 
 
 _plugins: dict[str, str] = {}
-"""view → package and entry point, of the plug-ins that work"""
+"""view → package and entry point, of working plug-ins"""
 
 
 @cache
 def broken_plugins() -> tuple[BrokenPlugin, ...]:
-    """Load all plug-ins → those that cannot be used. One that fails costs its own view and no other."""
+    """Loads all plug-ins and returns those that cannot be used. A broken plug-in does not affect other views."""
     broken = []
     for point in sorted(entry_points(group="haav.views"), key=lambda point: (point.name, point.value)):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
         source = f"{package} ({point.value})"
         if point.name in extractors and _plugins.get(point.name) == source:
-            continue  # loaded before
+            continue  # already loaded
         error = _load_plugin(point)
         if error:
             broken.append(BrokenPlugin(point.name, source, error))
@@ -175,21 +174,21 @@ def broken_plugins() -> tuple[BrokenPlugin, ...]:
 
 
 def _load_plugin(point: EntryPoint) -> str:
-    """Register its view → what is wrong with it, or nothing"""
+    """Registers the view of a plug-in. Returns an error message, empty on success."""
     if point.name in extractors:
         other = _plugins.get(point.name)
         return f"the name is taken by {f'the plug-in {other}' if other else 'a view of haav'}; choose another"
     try:
-        kind = point.load()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does while it is imported
+        extractor_class = point.load()
+    except (Exception, SystemExit) as error:  # importing third-party code may raise anything
         return f"{type(error).__name__}: {error}"
-    if not (isinstance(kind, type) and issubclass(kind, Extractor)):
+    if not (isinstance(extractor_class, type) and issubclass(extractor_class, Extractor)):
         return f"{point.value} is not a subclass of haav.views.Extractor"
-    if getattr(kind, "name", None) != point.name:
-        return f"{point.value} has the name {getattr(kind, 'name', None)!r}, its entry point {point.name!r}"
-    if isabstract(kind):
-        return f"{point.value} lacks {', '.join(sorted(kind.__abstractmethods__))}"
-    extractors.register(point.name)(kind)
+    if getattr(extractor_class, "name", None) != point.name:
+        return f"{point.value} has the name {getattr(extractor_class, 'name', None)!r}, its entry point {point.name!r}"
+    if isabstract(extractor_class):
+        return f"{point.value} lacks {', '.join(sorted(extractor_class.__abstractmethods__))}"
+    extractors.register(point.name)(extractor_class)
     return ""
 
 
@@ -199,25 +198,25 @@ def view_names() -> list[str]:
 
 
 def weights_of(views: Iterable[str], **options: Any) -> tuple[str, ...]:
-    """Names of the frozen weights that views run on; a view that is not installed says so when it is built"""
-    kinds = [kind for kind in map(extractor_kind, views) if kind is not None]
-    return tuple(dict.fromkeys(name for kind in kinds for name in kind.weights_with(**options)))
+    """Names of the frozen weights that views run on. Unknown views are skipped; building them raises."""
+    classes = [extractor_class for extractor_class in map(extractor_kind, views) if extractor_class is not None]
+    return tuple(dict.fromkeys(name for extractor_class in classes for name in extractor_class.weights_with(**options)))
 
 
 def extractor_kind(name: str) -> type[Extractor] | None:
-    """The class that makes a view; None for one that no extractor makes, such as imported features"""
+    """The extractor class of a view. None for a view without an extractor, such as imported features."""
     broken_plugins()
     return extractors.get(name) if name in extractors else None
 
 
 def views_that_give(what: str, names: Iterable[str]) -> list[str]:
-    """Those of the named views whose extractors declare it"""
-    kinds = ((name, extractor_kind(name)) for name in names)
-    return [name for name, kind in kinds if kind is not None and what in kind.gives]
+    """The views among `names` whose extractors declare `what` in `gives`."""
+    classes = ((name, extractor_kind(name)) for name in names)
+    return [name for name, extractor_class in classes if extractor_class is not None and what in extractor_class.gives]
 
 
 def check_options(names: Iterable[str]) -> None:
-    """An option that no extractor takes is a misspelling."""
+    """Raises for an option that no extractor takes."""
     known = {option for view in view_names() for option in _options(extractors.get(view))}
     for name in names:
         if name not in known:
@@ -225,19 +224,19 @@ def check_options(names: Iterable[str]) -> None:
 
 
 def build_extractor(name: str, **options: Any) -> Extractor:
-    """The extractor of a view; options of other extractors (a bridge for `grid`) are left out."""
+    """The extractor of a view. Options that only other extractors take (a bridge for `grid`) are ignored."""
     check_options(options)
-    kind = extractor_kind(name)
-    if kind is None:
+    extractor_class = extractor_kind(name)
+    if extractor_class is None:
         for plugin in broken_plugins():
             if plugin.view == name:
                 raise ViewError(f"{plugin}.\n  Mend or uninstall the package; other views work without it.")
         raise ConfigError(
-            unknown("view", name, extractors) + "".join(f"\n  Broken: {one}." for one in broken_plugins())
+            unknown("view", name, extractors) + "".join(f"\n  Broken: {plugin}." for plugin in broken_plugins())
         )
-    own = {key: value for key, value in options.items() if key in _options(kind) and value is not None}
+    accepted = {key: value for key, value in options.items() if key in _options(extractor_class) and value is not None}
     try:
-        return kind(**own)
+        return extractor_class(**accepted)
     except Exception as error:
         if name in _plugins and not isinstance(error, HaavError):
             broken = BrokenPlugin(name, _plugins[name], f"{type(error).__name__}: {error}")
@@ -245,6 +244,10 @@ def build_extractor(name: str, **options: Any) -> Extractor:
         raise
 
 
-def _options(kind: type[Extractor]) -> set[str]:
-    parameters = list(signature(kind.__init__).parameters.values())[1:]
-    return {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+def _options(extractor_class: type[Extractor]) -> set[str]:
+    parameters = list(signature(extractor_class.__init__).parameters.values())[1:]
+    return {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }

@@ -1,7 +1,7 @@
-"""Photos to views to store: batched, in several processes, resumable at any moment.
+"""Extracts views of photos into a store, in batches and in several processes. It can be resumed at any time.
 
-Each worker computes and commits its own batches, a transaction a view. The parent hands
-out work, counts, and keeps `failures.jsonl`. Running the same command again does what is missing.
+Each worker computes and commits its own batches, with one transaction per view. The parent process distributes work,
+counts photos and writes `failures.jsonl`. Running the same command again extracts what is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Summary:
     photos: int = 0
     """newly extracted"""
     skipped: int = 0
-    """were there already"""
+    """already in the store"""
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -57,39 +57,41 @@ def extract(
     progress: Progress = quiet,
     made_by: MadeBy | None = None,
 ) -> Summary:
-    """Put the views of the photos into the store; what is there already is not touched. `made_by`: of a model that is
-    to read them"""
+    """Puts the views of the photos into the store. Existing records are not changed.
+
+    `made_by`: the extractors accepted by the model that will read the views
+    """
     options = dict(options or {})
     with Store(store_path, write=True) as store:
-        there = {name: manifest.made_by for name, manifest in store.views.items()}
+        stored = {name: manifest.made_by for name, manifest in store.views.items()}
         for name in views:
             extractor = build_extractor(name, **options)
             check_made_by(made_by or {}, {name: extractor.origin}, "the one to be extracted")
-            known = {other: there[other] for other in extractor.reads if other in there}
+            known = {other: stored[other] for other in extractor.reads if other in stored}
             check_made_by(extractor.reads, known, f"that of {store_path}", "the bridge")
             origin = extractor.origin if extractor.origin != extractor.fingerprint else ""
             licence = extractor.licence
             store.add_view(name, ViewManifest(extractor.spec, extractor.fingerprint, licence, origin=origin))
-        todo = {ref.id: ref for ref in refs}
-        missing = {name: set(store.missing(name, todo)) for name in views}
+        by_id = {ref.id: ref for ref in refs}
+        missing = {name: set(store.missing(name, by_id)) for name in views}
     jobs = [
         (ref, tuple(name for name in views if ref.id in missing[name]))
         for ref in refs
         if any(ref.id in photos for photos in missing.values())
     ]
     summary = Summary(skipped=len(refs) - len(jobs))
-    batches = [jobs[at : at + batch] for at in range(0, len(jobs), batch)]
+    batches = [jobs[start : start + batch] for start in range(0, len(jobs), batch)]
     count = min(workers or os.cpu_count() or 1, len(batches))
     progress(0, len(jobs))
     results = (
         _in_process(batches, store_path, options) if count <= 1 else _in_workers(batches, store_path, options, count)
     )
-    seen = 0
+    processed = 0
     for done, failures in results:
-        seen += done
+        processed += done
         summary.failures += failures
-        progress(seen, len(jobs))
-    summary.photos = seen - len({failure.image for failure in summary.failures})
+        progress(processed, len(jobs))
+    summary.photos = processed - len({failure.image for failure in summary.failures})
     _write_failures(Path(store_path) / FAILURES, summary.failures)
     return summary
 
@@ -108,7 +110,7 @@ def _in_process(batches: list[list[Job]], store_path: str | Path, options: Mappi
 def _in_workers(
     batches: list[list[Job]], store_path: str | Path, options: Mapping[str, Any], count: int
 ) -> Iterator[Result]:
-    """Batches over `count` processes. A worker that dies is an error; what it had committed stays."""
+    """Distributes batches over `count` processes. A worker that dies is an error. Its commits are kept."""
     context = multiprocessing.get_context("spawn")
     jobs: Any = context.Queue(maxsize=4 * count)
     results: Any = context.Queue()
@@ -152,7 +154,7 @@ def _check_alive(workers: Sequence[Any]) -> None:
 
 
 def _worker_main(jobs: Any, results: Any, store_path: str, options: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = os.getppid()
     torch.set_num_threads(1)
     with Store(store_path, write=True) as store:
@@ -178,7 +180,7 @@ class _Worker:
         self.extractors: dict[str, Extractor] = {}
 
     def __call__(self, batch: list[Job]) -> list[Failure]:
-        """Extract and commit one batch; a photo that fails is named, the others go on."""
+        """Extracts and commits one batch. Returns the photos that failed; the others are committed."""
         failures: list[Failure] = []
         records: dict[str, dict[str, PhotoView]] = {}
         for views in sorted({views for _, views in batch}):
@@ -186,17 +188,17 @@ class _Worker:
             photos, failed = self._photos(refs, [self._extractor(view) for view in views])
             failures += [Failure(ref.id, views, error) for ref, error in failed]
             for view in views if len(photos) else ():
-                found = records.setdefault(view, {})
+                extracted = records.setdefault(view, {})
                 try:
-                    found.update(self._extract(view, photos))
-                except Exception:  # one photo in the batch upsets the extractor: find out which
+                    extracted.update(self._extract(view, photos))
+                except Exception:  # at least one photo of the batch fails: extract them one by one
                     for photo in photos.apart():
                         try:
-                            found.update(self._extract(view, photo))
+                            extracted.update(self._extract(view, photo))
                         except Exception as error:
                             failures.append(Failure(photo.ids[0], (view,), f"{type(error).__name__}: {error}"))
-        for view, found in records.items():
-            self.store.put(view, found)
+        for view, extracted in records.items():
+            self.store.put(view, extracted)
         return failures
 
     def _extract(self, view: str, photos: PhotoBatch) -> dict[str, PhotoView]:
@@ -205,7 +207,7 @@ class _Worker:
     def _photos(
         self, refs: list[PhotoRef], extractors: Sequence[Extractor]
     ) -> tuple[PhotoBatch, list[tuple[PhotoRef, str]]]:
-        """What the store holds is enough where every extractor can read it; else the pictures are opened"""
+        """Reads stored views if all extractors can use them. Otherwise opens the pictures."""
         ids = [ref.id for ref in refs]
         if all(extractor.reads for extractor in extractors):
             wanted = dict.fromkeys(view for extractor in extractors for view in extractor.reads)
@@ -226,7 +228,7 @@ class _Worker:
 
 
 def _write_failures(path: Path, failures: Sequence[Failure]) -> None:
-    """What failed in this run; gone when nothing did."""
+    """Writes the failures of this run. Removes the file if there are none."""
     if not failures:
         path.unlink(missing_ok=True)
         return

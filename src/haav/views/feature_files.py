@@ -1,4 +1,4 @@
-"""The layouts of feature files that people already have, one reader each."""
+"""The layouts of common feature files, with one reader per layout."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from haav.errors import DataError, HaavError
 from haav.types import PhotoView
 
 MAX_ROW = 1 << 24
-"""bytes of a .tsv row; 100 boxes of 2048 numbers take 1.1 MB"""
+"""bytes per .tsv row; 100 boxes with 2048 features take 1.1 MB"""
 MAX_NUMBERS = 1 << 22
-"""of one array of one photo; what claims more is damaged, and is not allocated"""
+"""elements per array of one photo; a larger array is taken as damaged and not allocated"""
 MAX_OBJECTS = 50
 OBJECT_WIDTH = 2054
 """2048 features, then x1, y1, x2, y2, width, height as fractions of the photo"""
 COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 TEXTS = {"text_whole": (1, 64), "text_five": (5, 16), "text_nine": (9, 8)}
-"""crops and ranks: the release's files hold twice as many ranks, its models read the first of them"""
+"""crops and ranks; the released files hold twice as many ranks, and the released models read the first half"""
 
 
 class Record(NamedTuple):
-    """A record that has been found, but not read yet."""
+    """A record that has been located but not read."""
 
     id: str
-    share: float  # of the source up to and with this record, in 0..1
-    load: Callable[[str], PhotoView]  # one of the layout's views
+    share: float  # of the source up to and including this record, in 0..1
+    load: Callable[[str], PhotoView]  # takes the name of one of the layout's views
 
 
 Records = Generator[Record, None, None]
@@ -42,47 +42,47 @@ class Layout(NamedTuple):
     views: tuple[str, ...]
     holds: str
     entries: Callable[[Sequence[Path]], Records]
-    patterns: tuple[str, ...] = ()  # files of a folder that belong to it; none: the source must be a file
+    patterns: tuple[str, ...] = ()  # file names in a folder; if empty, the source must be a file
 
 
 # Objects
 
 
 def _objects(features: np.ndarray, boxes: np.ndarray | None, size: tuple[float, float] | None) -> PhotoView:
-    """(N, 2048) and boxes (N, 4) → the 2054 numbers of the presets. Without boxes, features as they are."""
+    """(N, 2048) and boxes (N, 4) → the 2054 features of the presets. Without boxes, features stay as they are."""
     if features.ndim != 2:
         raise DataError(f"features have the shape {features.shape} instead of (objects, width).")
     if len(features) == 2048 > features.shape[1]:
-        features = features.T  # VQA toolboxes keep them so
+        features = features.T  # VQA toolboxes store them transposed
     if features.shape[1] == OBJECT_WIDTH or boxes is None:
         return _real(features, _boxes_inside(features))
     if boxes.shape != (len(features), 4):
         raise DataError(f"boxes have the shape {boxes.shape} instead of ({len(features)}, 4).")
-    if boxes.size and boxes.max() > 2:  # pixels: no detector sends all boxes of a photo into its corner
+    if boxes.size and boxes.max() > 2:  # pixels: no detector puts all boxes of a photo into its corner
         if size is None or not all(0 < side < np.inf for side in size):
             raise DataError(f"boxes are in pixels, but the photo's size is {size or 'missing (image_w, image_h)'}.")
         boxes = boxes / np.array([*size, *size])
-    numbers = np.concatenate([boxes, boxes[:, 2:] - boxes[:, :2]], axis=1)
-    return _real(np.concatenate([features, numbers], axis=1, dtype=np.float32), boxes)
+    geometry = np.concatenate([boxes, boxes[:, 2:] - boxes[:, :2]], axis=1)
+    return _real(np.concatenate([features, geometry], axis=1, dtype=np.float32), boxes)
 
 
 def _boxes_inside(features: np.ndarray) -> np.ndarray | None:
-    """The boxes among 2054 numbers; None where the last six are something else, as in some files."""
+    """The boxes within 2054 features. None if the last six are something else, as in some files."""
     if features.shape[1] != OBJECT_WIDTH:
         return None
-    low, high, sides = (features[:, at : at + 2].astype(np.float32) for at in (2048, 2050, 2052))
+    low, high, sides = (features[:, start : start + 2].astype(np.float32) for start in (2048, 2050, 2052))
     sound = np.allclose(high - low, sides, atol=0.01) and high.max(initial=0) <= 2
     return np.concatenate([low, high], axis=1) if sound else None
 
 
 def _real(tokens: np.ndarray, boxes: np.ndarray | None) -> PhotoView:
-    """The one place where "a row of zeros is padding", true of these files, is turned into absence."""
+    """Removes padding. In these files, a row of zeros is padding."""
     rows = np.flatnonzero(tokens.any(axis=1))[:MAX_OBJECTS]
     return PhotoView(_tensor(tokens[rows]), boxes=None if boxes is None else _tensor(boxes[rows]).clamp(0, 1))
 
 
-def _tensor(numbers: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.float32, order="C"))
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
 
 
 # Readers
@@ -92,16 +92,16 @@ def _tsv(files: Sequence[Path]) -> Records:
     total, before = sum(path.stat().st_size for path in files), 0
     for path in files:
         with path.open("rb") as file:
-            for number, (line, whole) in enumerate(_lines(file), 1):
+            for row_number, (line, whole) in enumerate(_lines(file), 1):
                 cells = line.rstrip(b"\r\n").split(b"\t")
                 if cells[0] != b"image_id" and cells != [b""]:  # a header, an empty line
-                    row = partial(_row, cells if whole else None, f"row {number} of {path.name}")
-                    yield Record(cells[0][:600].decode(errors="backslashreplace"), (before + file.tell()) / total, row)
+                    load = partial(_row, cells if whole else None, f"row {row_number} of {path.name}")
+                    yield Record(cells[0][:600].decode(errors="backslashreplace"), (before + file.tell()) / total, load)
         before += path.stat().st_size
 
 
 def _lines(file: BinaryIO) -> Generator[tuple[bytes, bool], None, None]:
-    """Lines and whether they are whole: of one that does not end, only so much is held in memory."""
+    """Lines, and whether each is whole. Of an overlong line, only the first MAX_ROW bytes are kept in memory."""
     while line := file.readline(MAX_ROW):
         whole = len(line) < MAX_ROW or line.endswith(b"\n")
         rest = b"" if whole else file.readline(MAX_ROW)
@@ -125,15 +125,15 @@ def _row(cells: Sequence[bytes] | None, where: str, role: str) -> PhotoView:
 
 
 def _folder(files: Sequence[Path]) -> Records:
-    for number, path in enumerate(files, 1):
-        yield Record(path.stem, number / len(files), partial(_npz, path))
+    for count, path in enumerate(files, 1):
+        yield Record(path.stem, count / len(files), partial(_npz, path))
 
 
 def _npz(path: Path, role: str) -> PhotoView:
     with path.open("rb") as file:
         if path.stat().st_size > 8 * MAX_NUMBERS:
             raise DataError(f"it has {path.stat().st_size:,} bytes.")
-        arrays = np.load(file, allow_pickle=False)  # `info`, a pickle in many of these files, is never touched
+        arrays = np.load(file, allow_pickle=False)  # `info`, a pickle in many of these files, is never read
         if isinstance(arrays, np.ndarray):
             return _objects(arrays, None, None)
         if sum(part.file_size for part in arrays.zip.infolist()) > 8 * MAX_NUMBERS:
@@ -159,19 +159,19 @@ def _hdf5(files: Sequence[Path], read: Callable[[Any, str, str], PhotoView]) -> 
     except (OSError, RuntimeError) as error:
         raise DataError(f"cannot read {files[0]} as HDF5: {error}.\n  Was it downloaded completely?") from None
     with file:
-        for number, key in enumerate(keys, 1):
-            yield Record(key, number / len(keys), partial(read, file, key))
+        for count, key in enumerate(keys, 1):
+            yield Record(key, count / len(keys), partial(read, file, key))
 
 
 def _child(node: Any, *names: str) -> Any:
-    """The first of `names` in an HDF5 group, or an error that says what is there instead"""
+    """The first of `names` in an HDF5 group. The error says what the group holds instead."""
     if hasattr(node, "shape"):
         raise DataError(f"no {' or '.join(names)} in {node.name}; found: an array {node.shape}.")
     for name in names:
         if name in node:
             return node[name]
-    found = [f"{name} {getattr(node[name], 'shape', '')}".strip() for name in islice(node, 8)]
-    raise DataError(f"no {' or '.join(names)} in {node.name}; found: {', '.join(found) or 'nothing'}.")
+    children = [f"{name} {getattr(node[name], 'shape', '')}".strip() for name in islice(node, 8)]
+    raise DataError(f"no {' or '.join(names)} in {node.name}; found: {', '.join(children) or 'nothing'}.")
 
 
 def _array(dataset: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Feature files that people already have, read into a view store: one reader a layout.
+"""Imports existing feature files into a view store, with one reader per layout.
 
-Files are streamed and committed in batches; what is in the store is skipped, so running the same import
-again does what is missing. A record that cannot be read is named in the summary and left out.
+Files are streamed and committed in batches. Photos in the store are skipped, so running the same import again adds what
+is missing. A record that cannot be read is listed in the summary and left out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from haav.views.extract import Failure, Summary
 from haav.views.feature_files import LAYOUTS, MAX_OBJECTS, TEXTS, Layout, Record, Records
 
 BATCH = 256
-"""photos a transaction: about 100 MB of objects"""
+"""photos per transaction: about 100 MB of objects"""
 PROBE = 32
-"""records tried before a file is said to have another layout"""
+"""records to try before a file is rejected as another layout"""
 
 
 def import_features(
@@ -37,27 +37,28 @@ def import_features(
     id_template: str = "{id}",
     progress: Progress = quiet,
 ) -> Summary:
-    """Put the features of a file, or of a folder of files, into the store.
+    """Puts the features of a file, or of a folder of files, into the store.
 
-    `view` names the view in the store; for `txt_ctx_hdf5`, which makes three, it picks one of them.
-    `id_template` turns the file's ids into photo names, e.g. "{id:012d}.jpg". A photo's first record counts.
+    `view` names the view in the store; for `txt_ctx_hdf5`, which holds three, it selects one.
+    `id_template` turns the file's ids into photo names, e.g. "{id:012d}.jpg". Only the first record of
+    a photo is imported.
     """
     if kind not in LAYOUTS:
         raise ConfigError(unknown("kind of feature file", kind, LAYOUTS))
     layout, name, source = LAYOUTS[kind], _namer(id_template), Path(source)
     targets, files = _targets(layout, view), _files(source, kind)
     firsts = {role: _probe(files, kind, role) for role in targets}
-    fingerprint, found = _fingerprint(kind, files), []
+    fingerprint, summaries = _fingerprint(kind, files), []
     with Store(store_path, write=True) as store:
         for role, target in targets.items():
-            made = {"source": f"imported: {source.name}", "notes": layout.holds}
-            store.add_view(target, ViewManifest(_spec(role, firsts[role]), fingerprint, **made))
+            provenance = {"source": f"imported: {source.name}", "notes": layout.holds}
+            store.add_view(target, ViewManifest(_spec(role, firsts[role]), fingerprint, **provenance))
         for role, target in targets.items():
             load = partial(_fitted, role=role, first=firsts[role])
             with closing(layout.entries(files)) as entries:
-                found.append(_copy(entries, load, name, store, target, progress))
-    photos, skipped = max(part.photos for part in found), min(part.skipped for part in found)
-    return Summary(photos, skipped, [failure for part in found for failure in part.failures])
+                summaries.append(_copy(entries, load, name, store, target, progress))
+    photos, skipped = max(summary.photos for summary in summaries), min(summary.skipped for summary in summaries)
+    return Summary(photos, skipped, [failure for summary in summaries for failure in summary.failures])
 
 
 def _copy(
@@ -68,11 +69,11 @@ def _copy(
     target: str,
     progress: Progress,
 ) -> Summary:
-    summary, known, seen, before = Summary(), set(store.ids(target)), 0, -1
-    while seen > before:
-        before, pending = seen, {}
+    summary, known, processed, before = Summary(), set(store.ids(target)), 0, -1
+    while processed > before:
+        before, pending = processed, {}
         for entry in islice(entries, BATCH):
-            seen, photo = seen + 1, entry.id
+            processed, photo = processed + 1, entry.id
             try:
                 photo = name(entry.id)
                 if photo in known:
@@ -84,7 +85,7 @@ def _copy(
                 summary.failures.append(Failure(photo, (target,), _said(error)))
         store.put(target, pending)
         summary.photos += len(pending)
-        progress(seen, max(seen, round(seen / entry.share)))
+        progress(processed, max(processed, round(processed / entry.share)))
     return summary
 
 
@@ -93,7 +94,7 @@ def _said(error: Exception) -> str:
 
 
 def _fitted(entry: Record, role: str, first: PhotoView) -> PhotoView:
-    """The record, if it is like the first: all photos of a view have its width, and boxes, or none has."""
+    """The record, if it fits the first one. All photos of a view have the same width, and all or none have boxes."""
     photo, spec = entry.load(role), _spec(role, first)
     count, width = photo.tokens.shape
     boxes = None if first.boxes is None else photo.boxes
@@ -109,11 +110,11 @@ def _fitted(entry: Record, role: str, first: PhotoView) -> PhotoView:
     return replace(photo, boxes=boxes)
 
 
-# What is asked for
+# Arguments
 
 
 def _targets(layout: Layout, view: str | None) -> dict[str, str]:
-    """The layout's views → their names in the store"""
+    """View of the layout → its name in the store."""
     if len(layout.views) == 1:
         return {layout.views[0]: view or layout.views[0]}
     if view is not None and view not in layout.views:
@@ -122,16 +123,16 @@ def _targets(layout: Layout, view: str | None) -> dict[str, str]:
 
 
 def _namer(template: str) -> Callable[[str], str]:
-    """Ids → photo names; `{id:012d}` wants a number, `{id}` takes the id as it stands."""
+    """A function from ids to photo names. `{id:012d}` needs a number; `{id}` takes the id as it is."""
 
-    def name(given: str) -> str:
+    def name(record_id: str) -> str:
         try:
-            photo = template.format(id=int(given) if numeric else given)
-            if given and len(photo.encode()) < 512:  # the longest key of a store
+            photo = template.format(id=int(record_id) if numeric else record_id)
+            if record_id and len(photo.encode()) < 512:  # the longest key of a store
                 return photo
         except ValueError:
             pass
-        raise DataError(f"id '{given[:60]}' does not fit the id template '{template}'.")
+        raise DataError(f"id '{record_id[:60]}' does not fit the id template '{template}'.")
 
     try:
         fields = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
@@ -146,23 +147,24 @@ def _namer(template: str) -> Callable[[str], str]:
     )
 
 
-def _files(source: Path, kind: str) -> list[Path]:
-    patterns, holds = LAYOUTS[kind].patterns, f"'{kind}' reads {LAYOUTS[kind].holds}."
+def _files(source: Path, layout_name: str) -> list[Path]:
+    patterns, holds = LAYOUTS[layout_name].patterns, f"'{layout_name}' reads {LAYOUTS[layout_name].holds}."
     if not source.exists():
         raise DataError(f"{source} does not exist. {holds}")
     if not source.is_dir():
         return [source]
-    found = sorted({file for pattern in patterns for file in source.glob(pattern)})
-    files = [file for file in found if not file.stem.endswith("_info")]  # pickles that some extractors write beside
+    matches = sorted({file for pattern in patterns for file in source.glob(pattern)})
+    # Some extractors write pickles called *_info next to the features.
+    files = [file for file in matches if not file.stem.endswith("_info")]
     if not files:
         raise DataError(f"{source} is a folder, and no such file is in it. {holds}")
     return files
 
 
-def _probe(files: Sequence[Path], kind: str, role: str) -> PhotoView:
-    """The first readable record, which speaks for all; an error when the file has another layout."""
+def _probe(files: Sequence[Path], layout_name: str, role: str) -> PhotoView:
+    """The first readable record, which sets the spec. Raises if the file has another layout."""
     problems = []
-    with closing(LAYOUTS[kind].entries(files)) as entries:
+    with closing(LAYOUTS[layout_name].entries(files)) as entries:
         for entry in islice(entries, PROBE):
             try:
                 first = entry.load(role)
@@ -172,13 +174,14 @@ def _probe(files: Sequence[Path], kind: str, role: str) -> PhotoView:
                 if len(first.tokens):
                     return first
     raise DataError(
-        f"{files[0]} does not look like '{kind}': {(problems or ['it has no record with features.'])[0]}\n"
-        f"  '{kind}' reads {LAYOUTS[kind].holds}. Other kinds: {', '.join(sorted(set(LAYOUTS) - {kind}))}."
+        f"{files[0]} does not look like '{layout_name}': {(problems or ['it has no record with features.'])[0]}\n"
+        f"  '{layout_name}' reads {LAYOUTS[layout_name].holds}. "
+        f"Other kinds: {', '.join(sorted(set(LAYOUTS) - {layout_name}))}."
     )
 
 
 def _spec(role: str, first: PhotoView) -> ViewSpec:
-    """As the presets have it; their `boxes` is off, since the box numbers are among the features."""
+    """The spec as in the presets. `boxes` is False, since the features include the box coordinates."""
     count, width = first.tokens.shape
     if role in TEXTS:
         crops, ranks = TEXTS[role]
@@ -186,9 +189,9 @@ def _spec(role: str, first: PhotoView) -> ViewSpec:
     return ViewSpec(width, MAX_OBJECTS if role == "objects" else count)
 
 
-def _fingerprint(kind: str, files: Sequence[Path]) -> str:
-    """Names and sizes of all files, and both ends of a few: nobody waits for a hash of 100 GB."""
-    digest = hashlib.sha256(kind.encode())
+def _fingerprint(layout_name: str, files: Sequence[Path]) -> str:
+    """Hashes the names and sizes of all files and both ends of a few. Hashing 100 GB would take too long."""
+    digest = hashlib.sha256(layout_name.encode())
     for path in files:
         digest.update(f"\n{path.name} {path.stat().st_size}".encode(errors="surrogateescape"))
     for path in files if len(files) <= 16 else (files[0], files[-1]):
@@ -196,4 +199,4 @@ def _fingerprint(kind: str, files: Sequence[Path]) -> str:
             digest.update(file.read(1 << 20))
             file.seek(max(0, path.stat().st_size - (1 << 20)))
             digest.update(file.read(1 << 20))
-    return f"{kind}-{digest.hexdigest()[:16]}"
+    return f"{layout_name}-{digest.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Photos to the views of a model, live: no store between."""
+"""Extracts the views that a model reads directly from photos, without a store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from haav.views import Extractor, PhotoBatch, build_extractor, check_options, ex
 from haav.views.retrieval.textdb import MANIFEST
 
 BRIDGE, TEXTDB = "bridge", "textdb"
-"""folders of a model directory that can look at photos: what its text views are retrieved with"""
+"""folders of a packed model directory: what its text views are retrieved with"""
 
 
 def own_texts(home: str | Path) -> dict[str, Any]:
-    """The bridge and text database that lie in a model directory, if they do"""
+    """Paths of the bridge and the text database in a model directory, if they exist."""
     return {name: str(Path(home) / name) for name in (BRIDGE, TEXTDB) if (Path(home) / name).is_dir()}
 
 
 class ViewExtractors:
-    """The extractors that views need, made when first used. Any number of threads may look at once."""
+    """The extractors of a model's views, built on first use. Any number of threads may use them at once."""
 
     def __init__(
         self,
@@ -36,42 +36,42 @@ class ViewExtractors:
         made_by: MadeBy | None = None,
         **options: Any,
     ) -> None:
-        """`home`: the model's directory; `made_by`: which extractors it accepts; `options`: of extractors, e.g.
-        `clip_model`"""
+        """`home`: the model's directory; `made_by`: the extractors that it accepts; `options`: options of extractors,
+        such as `clip_model`"""
         if options:
             check_options(options)
         self.specs = dict(specs)
         self.options = (own_texts(home) if home else {}) | options
         self.made_by = dict(made_by or {})
         self._owners: dict[str, ViewExtractors] = {}
-        """of several models together: whose extractor serves a view"""
+        """for several models together: view → the extractors that serve it"""
         self._lock = threading.Lock()
         self._made: dict[str, Extractor] = {}
 
     @classmethod
     def together(cls, parts: Sequence[ViewExtractors]) -> ViewExtractors:
-        """For views of several models. One that several read is extracted once, by the first model's extractor: it must
-        be the same for all."""
-        together = cls({}, made_by=accepted_by_all([one.made_by for one in parts]))
-        for one in parts:
-            for name, spec in one.specs.items():
-                first = together._owners.setdefault(name, one._owners.get(name, one))
+        """The extractors of several models. A view that several models read is extracted once, by the first model's
+        extractor, which must be the same for all of them."""
+        together = cls({}, made_by=accepted_by_all([part.made_by for part in parts]))
+        for part in parts:
+            for name, spec in part.specs.items():
+                first = together._owners.setdefault(name, part._owners.get(name, part))
                 together.specs.setdefault(name, spec)
-                _check_same_texts(name, first, one._owners.get(name, one))
+                _check_same_texts(name, first, part._owners.get(name, part))
         return together
 
     def extract(self, images: Sequence[Image.Image], views: Sequence[str]) -> dict[str, list[PhotoView]]:
-        """Upright RGB pictures → for each of `views` one view a picture"""
-        photos = PhotoBatch([f"photo {number}" for number in range(len(images))], images)
+        """Upright RGB pictures → for each of `views`, one view per picture."""
+        photos = PhotoBatch([f"photo {index}" for index in range(len(images))], images)
         return {name: photos.view(self.extractor(name)) for name in views}
 
     def weights(self, views: Sequence[str]) -> tuple[str, ...]:
-        """Names of the frozen weights that looking by these views takes"""
-        each = (weights_of([name], **self._owners.get(name, self).options) for name in views)
-        return tuple(dict.fromkeys(chain.from_iterable(each)))
+        """Names of the frozen weights that these views run on."""
+        names = (weights_of([name], **self._owners.get(name, self).options) for name in views)
+        return tuple(dict.fromkeys(chain.from_iterable(names)))
 
     def extractor(self, name: str) -> Extractor:
-        """Of a view; an error where it is not the one that the model was trained with"""
+        """The extractor of a view. Raises if it is not the one that the model was trained with."""
         with self._lock:
             if name not in self._made:
                 owner = self._owners.get(name)
@@ -87,9 +87,9 @@ class ViewExtractors:
 
 
 def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -> None:
-    """Models that do not say what they were trained with may still bring their own bridges and texts."""
-    kind = extractor_kind(view)
-    for need in kind.needs if kind else ():
+    """Compares bridges and text databases, which models may bring even if they record no fingerprints."""
+    extractor_class = extractor_kind(view)
+    for need in extractor_class.needs if extractor_class else ():
         path, other_path = first.options.get(need), other.options.get(need)
         if path is None or other_path is None or path == other_path:
             continue
@@ -103,7 +103,7 @@ def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -
 
 
 def read_origin(folder: str | Path) -> str:
-    """What a bridge or text database was, or was made from, without loading it"""
+    """The origin of a bridge or text database, or else its fingerprint, read without loading it."""
     path = Path(folder) / MANIFEST
     try:
         manifest = json_of(path.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ SIDE = 5
 
 @extractors.register("cells")
 class CellsExtractor(Extractor):
-    """A coarse grid, 5 × 5, each cell described by both networks: fewer tokens than `grid`, each of which says more."""
+    """A coarse grid of 5 × 5 cells, each described by both networks. It has fewer and wider tokens than `grid`."""
 
     name = "cells"
     licence = regions.LICENCE

@@ -1,7 +1,7 @@
 """CLIP ViT-B/16's image tower (OpenAI), and what its views share.
 
-The weights come from the package index as an 8-bit ONNX file, whose matrices are dequantised, or unquantised from
-a model of the hub or a folder. Texts have no part in it: no package carries CLIP's text tower.
+The weights come from the package index as an 8-bit ONNX file, whose matrices are dequantised. Unquantised weights can
+be read from a model of the hub or a folder. Texts are not encoded: no package carries CLIP's text tower.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SMOOTHING = Path(__file__).with_name("clip_smoothing.safetensors")
 
 
 def read_smoothing() -> dict[str, Tensor]:
-    """For int8 (made by benchmarks/smoothing.py)"""
+    """Smoothing divisors for int8, made by benchmarks/smoothing.py."""
     return {name: value.float() for name, value in load_file(SMOOTHING).items()}
 
 
 class ClipTower:
-    """Photos → hidden states of the last layer. What CLIP does with them to compare photos with texts is not needed."""
+    """Photos → hidden states of the last layer. The projection that compares photos with texts is not needed."""
 
     def __init__(self, source: str | Path | None = None, precision: str = "auto", device: str = "cpu") -> None:
-        """`source`: None for the package index; a hub name, a folder or a safetensors file for unquantised weights"""
+        """`source`: None for the package index, or a hub name, folder or safetensors file with unquantised weights"""
         self.fingerprint, self.device = fingerprint_of(source), device
         self.vit = VisionTransformer(CONFIG, read_clip(source), precision, read_smoothing()).to(device)
 
@@ -74,7 +74,7 @@ def patch_map(hidden: Tensor) -> Tensor:
 
 
 def fingerprint_of(source: str | Path | None) -> str:
-    """Of the weights in the file that a source means, whatever they are computed in"""
+    """The fingerprint of the weight file of a source. It does not depend on the precision of the computation."""
     if source is None:
         return f"{WEIGHTS}-{weights.find(WEIGHTS).fingerprint}"
     digest = hub.file_digest(Path(source)) if Path(source).is_file() else _find(source).fingerprint
@@ -93,7 +93,7 @@ def _find(source: str | Path) -> hub.HubModel:
 
 
 def read_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The weights as transformers saves them, in one file or several"""
+    """Weights as saved by transformers, in one file or several."""
     tensors: dict[str, Tensor] = {}
     try:
         for path in files:
@@ -109,11 +109,11 @@ def read_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def read_onnx(path: Path) -> dict[str, Tensor]:
-    """The weights in an ONNX file that was exported by transformers, 8-bit matrices dequantised"""
+    """Weights of an ONNX file exported by transformers. 8-bit matrices are dequantised."""
     file = OnnxWeights(path)
 
     def matrix(name: str) -> Tensor:
-        # `layers.3.mlp.fc1` is the node `layers.3/mlp/fc1` there: a layer's number keeps its dot.
+        # `layers.3.mlp.fc1` is the node `layers.3/mlp/fc1` there: the layer index keeps its dot.
         node = "/" + name.replace(".", "/").replace("layers/", "layers.") + "/MatMul"
         return torch.from_numpy(file.linear(node))
 
@@ -121,7 +121,10 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
 
 
 def _renamed(matrix: Callable[[str], Tensor], vector: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """From transformers' names. `matrix(name)`: weight (out, in) of a linear layer; `vector(name)`: anything else"""
+    """Weights under the names of vit.py, read by the names of transformers.
+
+    `matrix(name)` reads the weight (out, in) of a linear layer, `vector(name)` any other tensor.
+    """
     root = "vision_model"
     state = {
         "patch.weight": vector(f"{root}.embeddings.patch_embedding.weight"),
@@ -130,8 +133,8 @@ def _renamed(matrix: Callable[[str], Tensor], vector: Callable[[str], Tensor]) -
         "positions": vector(f"{root}.embeddings.position_embedding.weight"),
     }
     norms = {"pre_norm": f"{root}.pre_layrnorm"}
-    for number in range(CONFIG.layers):
-        ours, theirs = f"layers.{number}", f"{root}.encoder.layers.{number}"
+    for index in range(CONFIG.layers):
+        ours, theirs = f"layers.{index}", f"{root}.encoder.layers.{index}"
         norms |= {f"{ours}.norm1": f"{theirs}.layer_norm1", f"{ours}.norm2": f"{theirs}.layer_norm2"}
         parts = {"qkv": [f"self_attn.{part}_proj" for part in "qkv"], "out": ["self_attn.out_proj"]}
         for layer, names in (parts | {"fc1": ["mlp.fc1"], "fc2": ["mlp.fc2"]}).items():

@@ -64,21 +64,21 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
     def matrix(node: str) -> Tensor:
         return torch.from_numpy(file.linear(f"/{node}/MatMul"))
 
-    # The graph stretches the positions of 37 × 37 patches to 16 × 16; at a fixed input they can be stretched here.
+    # The graph interpolates the positions of 37 × 37 patches to 16 × 16. The input size is fixed, so it is done here.
     cells = torch.from_numpy(file[file.inputs["/Reshape_1"][0]].copy()).view(1, 37, 37, CONFIG.width)
-    stretched = F.interpolate(cells.permute(0, 3, 1, 2), scale_factor=(GRID + 0.1) / 37, mode="bilinear")
+    positions = F.interpolate(cells.permute(0, 3, 1, 2), scale_factor=(GRID + 0.1) / 37, mode="bilinear")
     cls = vector("cls_token").flatten()
     state = {
         "patch.weight": vector("patch_embed.proj.weight"),
         "patch.bias": vector("patch_embed.proj.bias"),
         "cls": cls,
-        # The position of the class token is the class token itself in this file.
-        "positions": torch.cat([cls[None], stretched[0].flatten(1).T]),
+        # In this file, the position of the class token is the class token itself.
+        "positions": torch.cat([cls[None], positions[0].flatten(1).T]),
         "norm.weight": vector("norm.weight"),
         "norm.bias": vector("norm.bias"),
     }
-    for number in range(CONFIG.layers):
-        ours, theirs = f"layers.{number}", f"blocks.{number}"
+    for layer in range(CONFIG.layers):
+        ours, theirs = f"layers.{layer}", f"blocks.{layer}"
         for name in ("norm1", "norm2"):
             state |= {f"{ours}.{name}.{part}": vector(f"{theirs}.{name}.{part}") for part in ("weight", "bias")}
         for name, path_in, scale in (
@@ -88,7 +88,7 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
             ("fc2", "mlp/fc2", "ls2"),
         ):
             weight, bias = matrix(f"{theirs}/{path_in}"), vector(f"{theirs}.{path_in.replace('/', '.')}.bias")
-            if scale is not None:  # LayerScale is a factor of each output channel
+            if scale is not None:  # LayerScale: a factor per output channel
                 gamma = vector(f"{theirs}.{scale}.gamma")
                 weight, bias = weight * gamma[:, None], bias * gamma
             state[f"{ours}.{name}.weight"], state[f"{ours}.{name}.bias"] = weight, bias

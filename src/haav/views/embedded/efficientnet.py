@@ -43,10 +43,10 @@ class InvertedResidual(nn.Module):
 class EfficientNetLite2(nn.Module):
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
-        strides = [stride if first == 0 else 1 for blocks, _, stride in STAGES for first in range(blocks)]
+        strides = [stride if block == 0 else 1 for blocks, _, stride in STAGES for block in range(blocks)]
         self.stem = _conv(state, "_conv_stem", "_bn0", 2, "relu6")
         self.blocks = nn.Sequential(
-            *(InvertedResidual(state, f"_blocks.{number}.", stride) for number, stride in enumerate(strides))
+            *(InvertedResidual(state, f"_blocks.{block}.", stride) for block, stride in enumerate(strides))
         )
         self.head = _conv(state, "_conv_head", "_bn1", 1, "relu6")
 

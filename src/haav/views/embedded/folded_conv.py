@@ -1,4 +1,4 @@
-"""Frozen convolutions with their BatchNorm folded in: half the passes over memory, the same numbers."""
+"""Frozen convolutions with BatchNorm folded in. This halves the passes over memory and keeps the outputs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ACTIVATIONS: dict[str, tuple[str, list[float]]] = {
     "relu6": ("hardtanh", [0.0, 6.0]),
     "leaky": ("leaky_relu", [0.1]),
 }
-"""ours → oneDNN's, with its numbers"""
-# What torch's own compiler calls; a torch without it takes the plain way below.
+"""our name → oneDNN's name and its scalars"""
+# The operator that torch's compiler calls. Without it, `forward` runs the plain operators.
 _FUSED: Any = (
     getattr(torch.ops.mkldnn, "_convolution_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
@@ -24,13 +24,13 @@ class FoldedConv(nn.Module):
     """convolution → BatchNorm → activation as one convolution and one in-place activation."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int, groups: int, activation: str, padding: int) -> None:
-        """`padding` -1: as TensorFlow's SAME, which is uneven where the stride does not divide the size"""
+        """`padding`: -1 for TensorFlow's SAME, which is uneven if the stride does not divide the size"""
         super().__init__()
         self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last), requires_grad=False)
         self.bias = nn.Parameter(bias, requires_grad=False)
         self.stride, self.groups, self.padding = stride, groups, padding
         self.activation = activation
-        # Zeros before the kernel do what a longer side of padding behind the map does, without a copy of the map.
+        # Zeros before the kernel have the effect of extra padding behind the map, without a copy of the map.
         self.longer = None
         if padding < 0 and stride > 1:
             longer = F.pad(weight, (1, 0, 1, 0)).contiguous(memory_format=torch.channels_last)
@@ -41,7 +41,7 @@ class FoldedConv(nn.Module):
         assert x.shape[2] == x.shape[3] or self.padding >= 0, "one padding serves both sides"
         weight, padding = self.kernel(x.shape[2])
         if _FUSED is not None and x.device.type == "cpu" and not torch.onnx.is_in_onnx_export():
-            # oneDNN applies the activation while the result is still in the cache: 15 % of the whole time.
+            # oneDNN applies the activation while the result is still in the cache, which saves 15 % of the total time.
             name, scalars = ACTIVATIONS[self.activation]
             pads, strides, dilation = (padding, padding), (self.stride, self.stride), (1, 1)
             fused: Tensor = _FUSED(x, weight, self.bias, pads, strides, dilation, self.groups, name, scalars, "")
@@ -54,7 +54,7 @@ class FoldedConv(nn.Module):
         return x
 
     def kernel(self, size: int) -> tuple[Tensor, int]:
-        """The weights and the padding on either side for a map of this size"""
+        """The weights, and the padding on both sides, for a map of this size."""
         if self.padding >= 0:
             return self.weight, self.padding
         before, behind = _same_padding(size, self.weight.shape[2], self.stride)
@@ -67,7 +67,7 @@ class FoldedConv(nn.Module):
 def fold(
     weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """γ (Wx - μ) / √(σ² + ε) + β = W'x + b', worked out in float64."""
+    """γ (Wx - μ) / √(σ² + ε) + β = W'x + b', computed in float64."""
     scale = gamma.double() / (variance.double() + eps).sqrt()
     folded = weight.double() * scale[:, None, None, None]
     return folded.float(), (beta.double() - mean.double() * scale).float()

@@ -28,9 +28,9 @@ def detections(photos: PhotoBatch, device: str = "cpu") -> yolo.Detections:
 
 @extractors.register("objects")
 class ObjectsExtractor(Extractor):
-    """YOLOv4-tiny's boxes, the surest first: features pooled under each box, class probabilities, score.
+    """YOLOv4-tiny's boxes, the highest score first: features pooled under each box, class probabilities, score.
 
-    Labels are class names. A photo in which nothing is found lacks the view.
+    Labels are class names. A photo without detections lacks the view.
     """
 
     name = "objects"
@@ -57,12 +57,12 @@ class ObjectsExtractor(Extractor):
 
 @dataclass(frozen=True)
 class Objects:
-    """The boxes of one photo that are kept, the surest first"""
+    """The boxes of one photo that are kept, the highest score first."""
 
     boxes: Tensor
     """(N, 4), clipped to the photo"""
     scores: Tensor
-    """(N, 81): of each class, then the highest"""
+    """(N, 81): the score of each class, then the highest of them"""
     labels: tuple[str, ...]
 
 
@@ -71,13 +71,13 @@ def keep_boxes(raw: yolo.Detections) -> list[Objects]:
     for boxes, scores in zip(raw.boxes, raw.scores, strict=True):
         best, classes = scores.max(dim=1)
         rows = suppress(boxes, best, classes)
-        labels = tuple(names[number] for number in classes[rows].tolist())
+        labels = tuple(names[index] for index in classes[rows].tolist())
         kept.append(Objects(boxes[rows].clamp(0, 1), torch.cat([scores[rows], best[rows, None]], dim=1), labels))
     return kept
 
 
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
-    """Indices of boxes above the threshold, greedily without same-class overlaps, the surest first."""
+    """Greedy non-maximum suppression per class. Returns indices of boxes, the highest score first."""
     order = scores.argsort(descending=True, stable=True)
     order = order[scores[order] >= MIN_SCORE][:500]
     if not len(order):

@@ -55,18 +55,18 @@ class OnnxWeights:
         dims: list[int] = []
         dtype = DTYPES[1]
         raw: memoryview | bytes | None = None
-        for number, value in _fields(self._tensors[name]):
-            if number == TENSOR_DIMS:
+        for field_number, value in _fields(self._tensors[name]):
+            if field_number == TENSOR_DIMS:
                 dims += [value] if isinstance(value, int) else list(_varints(value))
-            elif number == TENSOR_TYPE:
+            elif field_number == TENSOR_TYPE:
                 if not isinstance(value, int) or value not in DTYPES:
                     raise ViewError(f"{self.path}: tensor '{name}' has the unsupported type {value}.")
                 dtype = DTYPES[value]
             elif isinstance(value, int):
                 continue
-            elif number in (TENSOR_RAW, FLOAT_DATA):
+            elif field_number in (TENSOR_RAW, FLOAT_DATA):
                 raw = value
-            elif number == INT32_DATA:
+            elif field_number == INT32_DATA:
                 raw = np.array([v - (1 << 64) if v >> 63 else v for v in _varints(value)]).astype(dtype).tobytes()
         if raw is None or len(raw) != int(np.prod(dims)) * dtype.itemsize:
             raise ViewError(f"{self.path}: tensor '{name}' does not hold {dims} numbers.")
@@ -86,9 +86,9 @@ class OnnxWeights:
         return np.ascontiguousarray(self[self.inputs[node][1]].T)
 
 
-def _messages(data: memoryview, wanted: int) -> Iterator[memoryview]:
-    for number, value in _fields(data):
-        if number == wanted and not isinstance(value, int):
+def _messages(data: memoryview, message_field: int) -> Iterator[memoryview]:
+    for field_number, value in _fields(data):
+        if field_number == message_field and not isinstance(value, int):
             yield value
 
 

@@ -14,7 +14,7 @@ from haav.views.embedded.pooling import pool
 class PatchObjectsExtractor(ClipExtractor):
     """YOLOv4-tiny's boxes, each described by CLIP's patch tokens under it, its class probabilities and its score.
 
-    Labels are class names. A photo in which nothing is found lacks the view.
+    Labels are class names. A photo without detections lacks the view.
     """
 
     name = "patch_objects"

@@ -12,10 +12,11 @@ from haav.views.embedded.regions import crops
 
 @extractors.register("patch_regions")
 class PatchRegionsExtractor(ClipExtractor):
-    """The photo and its crops as CLIP sees them: what retrieval searches with.
+    """The photo and its crops described by CLIP. Retrieval searches with these tokens.
 
-    The photo is described by its class token and the mean of its patches; a crop by the mean of the patches under it,
-    twice, as it has no class token. Fifteen regions for the price of none, and from stored `patches` without the photo.
+    The photo is described by its class token and the mean of its patches. A crop has no class token, so it is described
+    by the mean of the patches under it, twice. The regions need no further pass through CLIP and can be computed from
+    stored `patches` without the photo.
     """
 
     name = "patch_regions"

@@ -1,4 +1,4 @@
-"""CLIP's patches: the view that shows most of a photo."""
+"""CLIP's patches, the most informative view of a photo."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SIDE = clip.GRID // 2
 
 
 class ClipExtractor(Extractor):
-    """What is computed from CLIP's image tower."""
+    """Base class of the views that are computed from CLIP's image tower."""
 
     licence = clip.LICENCE
     weights: ClassVar[tuple[str, ...]] = (clip.WEIGHTS,)
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
-        """`clip_source`: other weights than those of the package index; `precision`: auto, float32, bfloat16 or int8"""
+        """`clip_source`: weights other than those of the package index; `precision`: auto, float32, bfloat16 or int8"""
         super().__init__(device)
         self.source, self.precision = clip_source, resolve_precision(precision)
 

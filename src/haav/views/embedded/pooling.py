@@ -1,4 +1,4 @@
-"""The mean of a feature map under any box, exact to fractions of a cell: one product for all boxes of a photo."""
+"""Means of a feature map under boxes, exact to fractions of a cell. One matrix product serves all boxes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def pool(features: Tensor, boxes: Tensor) -> Tensor:
 
 
 def coverage(boxes: Tensor, height: int, width: int) -> Tensor:
-    """(N, H × W): which share of each box lies in each cell of a map, row by row"""
+    """(N, H × W): the share of each box that lies in each cell of a map, row by row"""
     x1, y1, x2, y2 = boxes.double().unbind(dim=1)
     down, across = _cover(y1, y2, height), _cover(x1, x2, width)
     return (down[:, :, None] * across[:, None]).flatten(1).float()
 
 
 def _cover(low: Tensor, high: Tensor, cells: int) -> Tensor:
-    """(N, cells): which share of a span lies in each cell; it is inside the map, at least a hundredth of a cell wide"""
+    """(N, cells): the share of each span that lies in each cell.
+
+    Spans are clipped to the map and are at least a hundredth of a cell wide.
+    """
     start = (low * cells).clamp(0, cells - 0.01)[:, None]
     stop = torch.maximum((high * cells).clamp(0, cells)[:, None], start + 0.01)
     edges = torch.arange(cells)

@@ -11,7 +11,7 @@ from haav.views.embedded.objects import detections
 from haav.views.embedded.pooling import pool
 
 FIVE, NINE = 0.6, 0.4
-"""sides of the crops: four corners and the centre at 0.6, three by three at 0.4, as the paper's base model has them"""
+"""sides of the crops, as in the paper's base model: four corners and the centre at 0.6, three by three at 0.4"""
 
 
 def crops() -> Tensor:
@@ -34,23 +34,22 @@ WEIGHTS = (efficientnet.WEIGHTS, yolo.WEIGHTS)
 
 
 def fingerprint() -> str:
-    """Of both networks"""
+    """The fingerprint of both networks."""
     return f"efficientnet-lite2-{efficientnet.fingerprint()}-yolov4-tiny-{yolo.fingerprint()}-1"
 
 
 def describe_regions(photos: PhotoBatch, boxes: Tensor, device: str = "cpu") -> list[Tensor]:
-    """boxes (N, 4) as fractions → for each photo (N, 2048): both networks' maps of the whole photo under each box"""
-    found = detections(photos, device)
-    parts = [pool(features, boxes) for features in (grid_map(photos, device), found.deep, found.fine)]
+    """boxes (N, 4) as fractions → per photo (N, 2048): the maps of both networks, pooled under each box"""
+    raw = detections(photos, device)
+    parts = [pool(features, boxes) for features in (grid_map(photos, device), raw.deep, raw.fine)]
     return list(torch.cat(parts, dim=2))
 
 
 @extractors.register("regions")
 class RegionsExtractor(Extractor):
-    """The photo and its crops, each described by both networks: what retrieval searches with.
+    """The photo and its crops, each described by both networks. Retrieval searches with these tokens.
 
-    A crop is pooled from the maps of the whole photo instead of being run through the networks again:
-    fifteen crops for the price of none.
+    Crops are pooled from the maps of the whole photo, so they need no further pass through the networks.
     """
 
     name = "regions"

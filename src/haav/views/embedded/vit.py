@@ -1,6 +1,6 @@
-"""A frozen vision transformer in plain PyTorch: the towers of CLIP and DINOv2.
+"""A frozen vision transformer in plain PyTorch, for the towers of CLIP and DINOv2.
 
-Both are pre-norm transformers. Their loaders (clip.py, dinov2.py) bring the weights to the names used here.
+Both are pre-norm transformers. Their loaders (clip.py, dinov2.py) map the weights to the names used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from haav.errors import ConfigError, unknown
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 SMOOTHED = ("qkv", "fc1", "fc2")
-"""layers whose inputs have a few channels that are far larger than the rest"""
+"""layers whose inputs have a few channels far larger than the rest"""
 QUICK = 1.702
 """factor of CLIP's approximate GELU, x · sigmoid(1.702 x)"""
 State = Mapping[str, Tensor]
@@ -88,12 +88,12 @@ class Block(nn.Module):
         self.heads, self.quick_gelu = config.heads, config.quick_gelu
         self.norm1, self.norm2 = _norm(state, "norm1", config.eps), _norm(state, "norm2", config.eps)
         divide = smooth if precision == "int8" else {}
-        # A layer norm takes the divisors of the channels that it feeds into its own weights, for free.
+        # A layer norm absorbs the divisors of its output channels into its weights, at no cost.
         for norm, layer in ((self.norm1, "qkv"), (self.norm2, "fc1")):
             if layer in divide:
                 norm.weight.div_(divide[layer])
                 norm.bias.div_(divide[layer])
-        if config.quick_gelu:  # x · sigmoid(c x) = silu(c x) / c, which is one pass over the hidden states
+        if config.quick_gelu:  # x · sigmoid(c x) = silu(c x) / c takes one pass over the hidden states
             state = state | {"fc1.weight": state["fc1.weight"] * QUICK, "fc1.bias": state["fc1.bias"] * QUICK}
             state |= {"fc2.weight": state["fc2.weight"] / QUICK}
         self.qkv, self.out, self.fc1, self.fc2 = (
@@ -152,7 +152,7 @@ class FbgemmLinear(nn.Module):
         super().__init__()
         scale = (weight.abs().amax(dim=1) / self.STEPS).clamp(min=1e-12)
         zeros = torch.zeros(len(weight), dtype=torch.long)
-        with warnings.catch_warnings():  # quantized tensors are to go from PyTorch; has_fbgemm() will tell
+        with warnings.catch_warnings():  # PyTorch will drop quantized tensors; has_fbgemm() will then be False
             warnings.simplefilter("ignore", UserWarning)
             steps = torch.quantize_per_channel(weight, scale.double(), zeros, 0, torch.qint8)
             self.packed = torch.ops.quantized.linear_prepack(steps, None)
@@ -162,7 +162,7 @@ class FbgemmLinear(nn.Module):
         """x (..., D)"""
         rows = x.flatten(0, -2)
         largest = torch.maximum(rows.amax(dim=1, keepdim=True), -rows.amin(dim=1, keepdim=True)).clamp_(min=1e-12)
-        # The kernel has one scale for all rows. They are brought to −1 … 1, and a last row keeps that range.
+        # The kernel has one scale for all rows. Rows are scaled to −1 … 1, and an extra last row fixes that range.
         scaled = rows.new_empty(len(rows) + 1, rows.shape[1])
         torch.div(rows, largest, out=scaled[:-1])
         scaled[-1, ::2], scaled[-1, 1::2] = -1, 1
@@ -171,7 +171,7 @@ class FbgemmLinear(nn.Module):
 
 
 class Float32Linear(nn.Module):
-    """`nn.Linear` without the random weights that it starts with"""
+    """`nn.Linear` without random initialisation."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()

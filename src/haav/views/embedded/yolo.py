@@ -19,7 +19,7 @@ from haav.views.embedded.folded_conv import FoldedConv, fold
 SIZE = 416
 LICENCE = "MIT"
 WEIGHTS = "yolov4-tiny"
-EPS = 1e-5  # darknet's 1e-6 is added outside the root there; at these variances the difference is below 1e-6
+EPS = 1e-5  # darknet adds 1e-6 outside the root; at these variances the difference is below 1e-6
 DEEP, FINE = (512, 13), (256, 26)
 """(channels, side) of the two maps that the detection heads read"""
 
@@ -48,22 +48,22 @@ class YoloTiny(nn.Module):
         super().__init__()
         self.sections = sections
         self.convs = nn.ModuleDict()
-        at, channels = 0, 3
+        offset, channels = 0, 3
         depths: list[int] = []
-        for number, section in enumerate(sections):
-            kind = section["type"]
-            if kind == "convolutional":
-                conv, used = _read_conv(section, channels, weights[at:])
-                at += used
-                self.convs[str(number)] = conv
+        for layer, section in enumerate(sections):
+            layer_type = section["type"]
+            if layer_type == "convolutional":
+                conv, used = _read_conv(section, channels, weights[offset:])
+                offset += used
+                self.convs[str(layer)] = conv
                 channels = int(section["filters"])
-            elif kind == "route":
-                parts = [depths[index] for index in _routes(section, number)]
+            elif layer_type == "route":
+                parts = [depths[index] for index in _routes(section, layer)]
                 channels = sum(parts) // int(section.get("groups", 1))
             depths.append(channels)
-        if at != len(weights):
-            raise ViewError(f"darknet weights hold {len(weights)} numbers, the config takes {at}.")
-        self.needed = {index for number, section in enumerate(sections) for index in _routes(section, number)}
+        if offset != len(weights):
+            raise ViewError(f"darknet weights hold {len(weights)} numbers, the config takes {offset}.")
+        self.needed = {index for layer, section in enumerate(sections) for index in _routes(section, layer)}
 
     def forward(self, pixels: Tensor) -> Detections:
         """pixels (B, 3, 416, 416) uint8 RGB"""
@@ -71,24 +71,24 @@ class YoloTiny(nn.Module):
         outputs: dict[int, Tensor] = {}
         heads: list[tuple[Tensor, Tensor]] = []
         maps: dict[int, Tensor] = {}
-        for number, section in enumerate(self.sections):
-            kind = section["type"]
-            if kind == "convolutional":
+        for layer, section in enumerate(self.sections):
+            layer_type = section["type"]
+            if layer_type == "convolutional":
                 if section["activation"] == "linear":
-                    maps[int(x.shape[-1])] = x  # what a head reads: the richest description at its resolution
-                x = self.convs[str(number)](x)
-            elif kind == "maxpool":
+                    maps[int(x.shape[-1])] = x  # the input of a head
+                x = self.convs[str(layer)](x)
+            elif layer_type == "maxpool":
                 x = F.max_pool2d(x, int(section["size"]), int(section["stride"]))
-            elif kind == "upsample":
+            elif layer_type == "upsample":
                 x = F.interpolate(x, scale_factor=int(section["stride"]), mode="nearest")
-            elif kind == "route":
-                x = torch.cat([outputs[index] for index in _routes(section, number)], dim=1)
+            elif layer_type == "route":
+                x = torch.cat([outputs[index] for index in _routes(section, layer)], dim=1)
                 if "groups" in section:
                     x = x.chunk(int(section["groups"]), dim=1)[int(section["group_id"])]
-            elif kind == "yolo":
+            elif layer_type == "yolo":
                 heads.append(_decode(x, section))
-            if number in self.needed:
-                outputs[number] = x
+            if layer in self.needed:
+                outputs[layer] = x
         boxes, scores = (torch.cat(parts, dim=1) for parts in zip(*heads, strict=True))
         return Detections(boxes, scores, deep=maps[DEEP[1]], fine=maps[FINE[1]])
 
@@ -96,8 +96,8 @@ class YoloTiny(nn.Module):
 def _decode(x: Tensor, section: dict[str, str]) -> tuple[Tensor, Tensor]:
     """A head's map (B, 3·85, H, W) → boxes (B, 3HW, 4) and scores (B, 3HW, 80)."""
     chosen = [int(index) for index in section["mask"].split(",")]
-    numbers = torch.tensor([float(number) for number in section["anchors"].split(",")]).view(-1, 2)
-    anchors = numbers[chosen].to(x.device) / SIZE
+    sides = torch.tensor([float(side) for side in section["anchors"].split(",")]).view(-1, 2)
+    anchors = sides[chosen].to(x.device) / SIZE
     stretch = float(section["scale_x_y"])
     batch, _, height, width = x.shape
     cells = x.view(batch, len(chosen), 85, height, width).permute(0, 1, 3, 4, 2)
@@ -110,12 +110,12 @@ def _decode(x: Tensor, section: dict[str, str]) -> tuple[Tensor, Tensor]:
     return boxes.flatten(1, 3), scores.flatten(1, 3)
 
 
-def _routes(section: dict[str, str], number: int) -> list[int]:
-    """Absolute numbers of the layers that a route joins."""
+def _routes(section: dict[str, str], layer: int) -> list[int]:
+    """Absolute indices of the layers that a route joins."""
     if section["type"] != "route":
         return []
     indices = [int(index) for index in section["layers"].split(",")]
-    return [index if index >= 0 else number + index for index in indices]
+    return [index if index >= 0 else layer + index for index in indices]
 
 
 def _read_conv(section: dict[str, str], channels: int, weights: np.ndarray) -> tuple[FoldedConv, int]:
@@ -125,9 +125,9 @@ def _read_conv(section: dict[str, str], channels: int, weights: np.ndarray) -> t
     count = filters * (vectors + channels * size * size)
     if count > len(weights):
         raise ViewError("the darknet weights file ends too early: it is truncated.")
-    numbers = torch.from_numpy(weights[:count].copy())
-    parts = numbers[: vectors * filters].view(vectors, filters)
-    kernel = numbers[vectors * filters :].view(filters, channels, size, size)
+    values = torch.from_numpy(weights[:count].copy())
+    parts = values[: vectors * filters].view(vectors, filters)
+    kernel = values[vectors * filters :].view(filters, channels, size, size)
     weight, bias = kernel, parts[0]
     if normed:
         beta, gamma, mean, variance = parts
@@ -137,7 +137,8 @@ def _read_conv(section: dict[str, str], channels: int, weights: np.ndarray) -> t
 
 
 def read_sections(text: str) -> list[dict[str, str]]:
-    """Darknet's config: `[kind]` and `key = value` lines; the first section describes the input."""
+    """Darknet's config: `[type]` and `key = value` lines. The first section, which describes the input, is
+    left out."""
     sections: list[dict[str, str]] = []
     for line in text.splitlines():
         line = line.split("#")[0].strip()

@@ -1,4 +1,4 @@
-"""CLIP's views, as the paper has them: ViT-B/32's grid, and texts that ViT-L/14 finds for a photo and its crops."""
+"""CLIP's views as in the paper: the grid of ViT-B/32, and texts that ViT-L/14 retrieves for a photo and its crops."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ClipGridExtractor(Extractor):
 
 
 class ClipTextExtractor(Extractor):
-    """Tokens are the vectors of the texts nearest to each crop, by cosine; labels are the texts.
+    """Tokens are the vectors of the texts nearest to each crop, by cosine. Labels are the texts.
 
-    Unlike the embedded views, every crop is cut out of the photo and goes through the network by itself.
-    A photo never gets its own captions.
+    Unlike in the embedded views, every crop is cut out of the photo and encoded by itself. A photo never gets its own
+    captions.
     """
 
     licence = f"{LICENCE}; of the texts in the text database"
@@ -108,10 +108,10 @@ class ClipTextExtractor(Extractor):
         return nearest_texts(self.textdb, queries, photos.ids, self.per_crop)
 
     def embed(self, images: Sequence[Image.Image]) -> Tensor:
-        """(N, D) unit rows in the space that CLIP's texts share"""
+        """(N, D) unit rows in the space that CLIP shares between images and texts"""
+        batches = (images[start : start + hub.BATCH] for start in range(0, len(images), hub.BATCH))
         outputs = [
-            self.tower(torch.stack([self.prepare(image) for image in images[at : at + hub.BATCH]]).to(self.device))
-            for at in range(0, len(images), hub.BATCH)
+            self.tower(torch.stack([self.prepare(image) for image in batch]).to(self.device)) for batch in batches
         ]
         return F.normalize(torch.cat([output.image_embeds for output in outputs]).cpu(), dim=1)
 
@@ -132,7 +132,7 @@ class ClipTextNineExtractor(ClipTextExtractor):
 
 
 def cut(image: Image.Image, box: Sequence[float]) -> Image.Image:
-    """The part of a photo under a box of fractions, in whole pixels and at least one of them"""
+    """The part of a photo under a box of fractions, rounded to whole pixels, at least one pixel wide and high."""
     x1, x2 = _span(box[0], box[2], image.width)
     y1, y2 = _span(box[1], box[3], image.height)
     return image.crop((x1, y1, x2, y2))
@@ -144,7 +144,7 @@ def _span(low: float, high: float, size: int) -> tuple[int, int]:
 
 
 class ClipTextEncoder:
-    """Sentences to vectors with CLIP's text tower: what a text database for the `clip_text_…` views is built with."""
+    """Encodes sentences with CLIP's text tower. Text databases for the `clip_text_…` views are built with it."""
 
     def __init__(self, model: str | Path = TEXT_MODEL) -> None:
         self.model = _find_clip(model, "clip_text_model")
@@ -153,43 +153,46 @@ class ClipTextEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """What a text database records as its encoder"""
+        """The encoder name that a text database records."""
         return text_encoder_name(self.model)
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str], progress: Progress = quiet) -> Tensor:
-        """(N, D) float16 unit rows; long texts are cut off"""
+        """(N, D) float16 unit rows. Long texts are truncated."""
         config = self.tower.config
 
         def embed(texts: list[str]) -> Tensor:
             length = config.max_position_embeddings
             tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-            found = self.tower(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
-            assert isinstance(found, Tensor)
-            return found
+            vectors = self.tower(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
+            assert isinstance(vectors, Tensor)
+            return vectors
 
         return encode_by_length(sentences, config.projection_dim, embed, progress)
 
 
 def text_encoder_name(model: hub.HubModel) -> str:
-    """Both towers come in one file, so the weights' fingerprint tells whether photos and texts belong together."""
+    """Both towers are in one file, so its fingerprint identifies the image encoder and the text encoder together."""
     return f"clip-text-{model.fingerprint}"
 
 
 def _find_clip(name: str | Path, option: str) -> hub.HubModel:
     model = hub.find_hub_model(name, option)
-    kind = model.config.get("model_type")
-    if kind not in ("clip", "clip_vision_model", "clip_text_model"):
+    model_type = model.config.get("model_type")
+    if model_type not in ("clip", "clip_vision_model", "clip_text_model"):
         raise ViewError(
-            f"{option}: '{model.name}' is a model of type '{kind}'; this view takes CLIP.\n"
+            f"{option}: '{model.name}' is a model of type '{model_type}'; this view takes CLIP.\n"
             f"  Take {GRID_MODEL}, {TEXT_MODEL} or another with model_type 'clip'."
         )
     return model
 
 
 def _preparation(model: hub.HubModel, tower: Any) -> hub.Preparation:
-    """CLIP's own: the shorter side to the network's by bicubic filter, then the middle square. The ends of a long
-    photo are not seen; squeezing them in would show the network shapes that it was not trained on."""
+    """CLIP's preparation: a bicubic resize of the shorter side to the input size, then a centre crop.
+
+    The ends of a long photo are cut off. Resizing to a square would distort it in a way that the network was not
+    trained on.
+    """
     defaults = {
         "size": tower.config.image_size,
         "crop_size": tower.config.image_size,

@@ -1,9 +1,9 @@
 """The bridge from frozen image features to frozen sentence vectors (a "locked" dual encoder).
 
-There is no CLIP without a hub, so retrieval learns its own bridge from training captions. A bridge that has
-seen a photo finds its captions too well, even when they are left out of the search; a captioner trained on such
-views trusts them too much. So training photos are split into folds, and each fold is served by a bridge that was
-trained on the others (cross-fitting). Photos that no bridge has seen are served by the one trained on all.
+CLIP's text tower is not available without the hub, so the bridge is learned from training captions. A bridge retrieves
+too well for photos that it was trained on, even if their captions are left out of the search. A captioner trained on
+such views trusts them too much. Training photos are therefore split into folds, and each fold is served by a bridge
+trained on the other folds (cross-fitting). All other photos are served by a bridge trained on all folds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from haav.types import Progress, quiet
 FORMAT = "haav-bridge-1"
 WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
 FEATURES = "regions"
-"""the view that bridges are trained on unless another is named"""
+"""the view that bridges are trained on by default"""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class BridgeConfig:
 
 
 class Bridge(nn.Module):
-    """Image features → unit vectors where sentences live: a linear map and a small correction to it."""
+    """Image features → unit vectors in the space of the sentences: a linear map plus a small nonlinear correction."""
 
     def __init__(self, config: BridgeConfig, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         super().__init__()
-        # Networks of different scale sit side by side in the features; each channel is brought to unit variance.
+        # The features join networks of different scale, so each channel is scaled to unit variance.
         self.register_buffer("mean", torch.zeros(config.features) if mean is None else mean)
         self.register_buffer("std", torch.ones(config.features) if std is None else std)
         self.linear = nn.Linear(config.features, config.vectors)
@@ -66,12 +66,12 @@ class Bridge(nn.Module):
         """(..., features) → (..., vectors), unit length"""
         x = (features.float() - self.get_buffer("mean")) / self.get_buffer("std")
         x = self.dropout(x)
-        bent = self.outer(self.dropout(F.gelu(self.inner(x))))
-        return F.normalize(self.linear(x) + bent, dim=-1)
+        correction = self.outer(self.dropout(F.gelu(self.inner(x))))
+        return F.normalize(self.linear(x) + correction, dim=-1)
 
 
 class CrossFitted:
-    """The bridge for everybody, and for each training photo the one that has not seen it."""
+    """A bridge trained on all folds, and for each fold a bridge that was not trained on it."""
 
     def __init__(
         self,
@@ -88,20 +88,20 @@ class CrossFitted:
         self.bridges = [bridge.eval() for bridge in bridges]
         self.folds = dict(folds)
         self.encoder = encoder
-        """which network made the sentence vectors"""
+        """the network that made the sentence vectors"""
         self.view = view
-        """whose tokens it was trained on: the whole photo, five crops, nine crops"""
+        """the view that it was trained on; its tokens are the whole photo, five crops, nine crops"""
         self.made_by = tuple(made_by)
-        """fingerprints of the extractors of that view that it accepts; none: any"""
+        """fingerprints of the extractors of that view that it accepts; empty: any"""
         self._origin = origin
 
     @property
     def origin(self) -> str:
-        """The fingerprint before it was made compact: what a model that was trained with it knows"""
+        """The fingerprint before `compact`, which models trained with it know."""
         return self._origin or self.fingerprint
 
     def serves(self, photo: str) -> int:
-        """Number of the bridge that answers for a photo: never one that was trained on it."""
+        """Index of the bridge that serves a photo. It was never trained on that photo."""
         return 1 + self.folds[photo] if photo in self.folds else 0
 
     @torch.no_grad()
@@ -109,9 +109,9 @@ class CrossFitted:
         """features (B, regions, D) of the named photos → (B, regions, vectors)"""
         out = torch.empty(*features.shape[:-1], self.config.vectors)
         serving = torch.tensor([self.serves(photo) for photo in photos])
-        for number in serving.unique().tolist():
-            rows = serving == number
-            out[rows] = self.bridges[number](features[rows])
+        for index in serving.unique().tolist():
+            rows = serving == index
+            out[rows] = self.bridges[index](features[rows])
         return out
 
     @cached_property
@@ -123,19 +123,19 @@ class CrossFitted:
         return digest.hexdigest()[:16]
 
     def compact(self) -> CrossFitted:
-        """For use by strangers: the bridge for everybody alone, its weights rounded to half precision."""
+        """A copy to distribute: only the bridge trained on all folds, with weights rounded to half precision."""
         config = replace(self.config, folds=0)
         bridge = Bridge(config)
         bridge.load_state_dict({name: value.half().float() for name, value in self.bridges[0].state_dict().items()})
         return CrossFitted(config, [bridge], {}, self.encoder, self.view, self.made_by, self.origin)
 
     def save(self, directory: str | Path, report: Mapping[str, Any] | None = None, half: bool = False) -> None:
-        """`half`: weights in half precision; of a bridge that `compact` made, nothing more is lost"""
+        """`half`: save weights in half precision, which is lossless for a bridge made by `compact`"""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {
-            f"{number}.{name}": (tensor.half() if half else tensor).contiguous()
-            for number, bridge in enumerate(self.bridges)
+            f"{index}.{name}": (tensor.half() if half else tensor).contiguous()
+            for index, bridge in enumerate(self.bridges)
             for name, tensor in bridge.state_dict().items()
         }
         manifest = {
@@ -163,25 +163,25 @@ class CrossFitted:
             config = BridgeConfig(**manifest["config"])
             tensors = load_file(directory / WEIGHTS)
             bridges = []
-            for number in range(1 + config.folds):
+            for index in range(1 + config.folds):
                 bridge = Bridge(config)
-                own = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
-                bridge.load_state_dict(own)
+                state = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{index}.")}
+                bridge.load_state_dict(state)
                 bridges.append(bridge)
             folds, encoder = manifest["folds"], manifest["encoder"]
-            # Bridges of before views had names in the manifest were all trained on one.
-            view, made_by = str(manifest.get("view", FEATURES)), [str(one) for one in manifest.get("made_by", ())]
-            found = cls(config, bridges, folds, encoder, view, made_by, str(manifest.get("origin", "")))
-            if found.fingerprint != manifest["fingerprint"]:
+            # Old manifests do not name the view. Those bridges were all trained on the default view.
+            view, made_by = str(manifest.get("view", FEATURES)), [str(name) for name in manifest.get("made_by", ())]
+            cross_fitted = cls(config, bridges, folds, encoder, view, made_by, str(manifest.get("origin", "")))
+            if cross_fitted.fingerprint != manifest["fingerprint"]:
                 raise ValueError("its fingerprint does not match")
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
             raise DataError(f"bridge {directory} is damaged: {error}.") from None
-        return found
+        return cross_fitted
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Photos with features of the whole and of crops, and the vectors of their captions."""
+    """Photos with the features of their regions and the vectors of their captions."""
 
     photos: tuple[str, ...]
     features: Tensor
@@ -200,14 +200,14 @@ def train_bridge(
     view: str = FEATURES,
     made_by: Sequence[str] = (),
 ) -> CrossFitted:
-    """One bridge on all photos and one for each fold left out."""
+    """Trains one bridge on all photos, and one per fold on the photos outside the fold."""
     generator = torch.Generator().manual_seed(config.seed)
     fold_of = torch.randperm(len(pairs.photos), generator=generator) % max(config.folds, 1)
     steps = (1 + config.folds) * config.epochs
     bridges = []
-    for number in range(1 + config.folds):
-        chosen = (fold_of != number - 1).nonzero().flatten() if number else torch.arange(len(pairs.photos))
-        done = number * config.epochs
+    for index in range(1 + config.folds):
+        chosen = (fold_of != index - 1).nonzero().flatten() if index else torch.arange(len(pairs.photos))
+        done = index * config.epochs
 
         def after_epoch(epoch: int, done: int = done) -> None:
             progress(done + epoch, steps)
@@ -242,7 +242,10 @@ def _train_one(
 
 
 def _loss(bridge: Bridge, pairs: Pairs, batch: Tensor, config: BridgeConfig, generator: torch.Generator) -> Tensor:
-    """Symmetric InfoNCE between photos and one caption each, drawn anew; now and then a crop stands for the photo."""
+    """Symmetric InfoNCE between photos and one random caption each.
+
+    With probability 0.25, a random region stands for the photo.
+    """
     regions = pairs.features.shape[1]
     cropped = torch.rand(len(batch), generator=generator) < 0.25
     region = torch.where(cropped, torch.randint(0, regions, (len(batch),), generator=generator), 0)
@@ -260,7 +263,7 @@ def _loss(bridge: Bridge, pairs: Pairs, batch: Tensor, config: BridgeConfig, gen
 def recall(
     queries: Tensor, vectors: Tensor, rows: Sequence[Sequence[int]], at: Sequence[int] = (1, 5, 10)
 ) -> dict[str, float]:
-    """Share of photos with one of their own captions among the k nearest of all `vectors`, in per cent."""
+    """Percentage of photos with one of their own captions among the k nearest of `vectors`, for each k in `at`."""
     best = (queries.float() @ vectors.float().T).topk(min(max(at), len(vectors)), dim=1).indices
-    hits = torch.stack([torch.isin(best[number], torch.tensor(own)) for number, own in enumerate(rows)])
+    hits = torch.stack([torch.isin(best[query], torch.tensor(captions)) for query, captions in enumerate(rows)])
     return {f"recall@{k}": round(100 * hits[:, :k].any(dim=1).float().mean().item(), 1) for k in at}

@@ -1,4 +1,4 @@
-"""Building what retrieval needs: the text database from training sentences, the bridge from stored photos."""
+"""Builds the text database from training sentences, and the bridge from stored views."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ def build_textdb(
     encoder: SentenceEncoder | None = None,
     limit: int | None = None,
 ) -> TextDatabase:
-    """Captions of training splits only, lines of text files, phrases of Visual Genome; the manifest says which.
+    """Collects captions of training splits, lines of text files and phrases of Visual Genome.
 
-    `limit`: no more sentences than that, an even sample of them.
+    The manifest lists the sources. `limit` is the largest number of sentences; more are sampled evenly.
     """
     entries: list[Entry] = []
     sources: list[dict[str, Any]] = []
     for path in datasets:
         training = load_dataset(path).split("train")
-        own = [Entry(text, (photo.id,)) for photo in training for text in photo.captions]
-        sources.append({"file": Path(path).name, "kind": "captions", "split": "train", "sentences": len(own)})
-        entries += own
-    for kind, paths in (("text", texts), ("visual genome", visual_genome)):
+        sentences = [Entry(text, (photo.id,)) for photo in training for text in photo.captions]
+        sources.append({"file": Path(path).name, "kind": "captions", "split": "train", "sentences": len(sentences)})
+        entries += sentences
+    for source_type, paths in (("text", texts), ("visual genome", visual_genome)):
         for path in map(Path, paths):
             try:
-                own = list(read_text_file(path) if kind == "text" else read_visual_genome(path, exclude))
+                sentences = list(read_text_file(path) if source_type == "text" else read_visual_genome(path, exclude))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DataError(f"cannot read {path} as {kind}: {error}.") from None
-            sources.append({"file": path.name, "kind": kind, "sentences": len(own), "excluded": len(exclude)})
-            entries += own
+                raise DataError(f"cannot read {path} as {source_type}: {error}.") from None
+            sources.append(
+                {"file": path.name, "kind": source_type, "sentences": len(sentences), "excluded": len(exclude)}
+            )
+            entries += sentences
     merged = merge_entries(entries)
     if not merged:
         raise DataError("no sentence was given: name a data set, a text file or a Visual Genome file.")
@@ -76,9 +78,9 @@ def build_bridge(
     view: str = FEATURES,
     **settings: Any,
 ) -> tuple[CrossFitted, dict[str, Any]]:
-    """The cross-fitted bridge, and how well it finds captions of photos it has not seen.
+    """Trains the cross-fitted bridge and evaluates it on photos that it was not trained on.
 
-    `view`: what it is trained on; its tokens are those of the whole photo and of its crops, as `regions` has them.
+    `view`: the view to train on; its tokens must be those of the whole photo and of its crops, as in `regions`.
     """
     encoder = encoder or MiniLM()
     if textdb.encoder != encoder.fingerprint:
@@ -102,7 +104,7 @@ def build_bridge(
 
 
 def training_pairs(store: Store, photos: Sequence[Photo], textdb: TextDatabase, view: str = FEATURES) -> Pairs:
-    """Training photos whose captions are in the text database, with their regions out of the store."""
+    """Training photos whose captions are in the text database, with their regions from the store."""
     owned = [(photo.id, tuple(textdb.rows_of(photo.id))) for photo in photos]
     known = [(photo, rows) for photo, rows in owned if rows]
     if not known:
@@ -112,7 +114,7 @@ def training_pairs(store: Store, photos: Sequence[Photo], textdb: TextDatabase, 
 
 
 def region_features(store: Store, view: str, ids: Sequence[str]) -> Tensor:
-    """(N, regions, D) float16: half the memory, and the bridge does not mind"""
+    """(N, regions, D) float16, which saves half the memory and is precise enough for the bridge"""
     return torch.stack([view.tokens for view in store.get_many(view, ids)])
 
 
@@ -125,9 +127,9 @@ def evaluate_bridge(
     encoder: SentenceEncoder,
     photos: int = 1000,
 ) -> dict[str, Any]:
-    """Recall on val beside an untrained bridge, and how near retrieved sentences come to a photo's own captions.
+    """Recall on val next to that of an untrained bridge, and the cosine of retrieved sentences to a photo's captions.
 
-    The last is what cross-fitting is for: on training photos it should be as on val, and is not without it.
+    With cross-fitting, the cosine should be the same on training photos as on val. Without it, it is not.
     """
     val = [photo for photo in dataset.split("val") if photo.captions][:photos]
     if not val:
@@ -142,22 +144,22 @@ def evaluate_bridge(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         whole = pairs.features[:, 0].float()
-        chance = Bridge(bridge.config, whole.mean(dim=0), whole.std(dim=0) + 1e-3).eval()(features[:, 0])
-    some = sorted(random.Random(0).sample(range(len(pairs.photos)), min(photos, len(pairs.photos))))
-    train_ids = [pairs.photos[number] for number in some]
-    train_features, train_rows = pairs.features[some][:, :1], [pairs.rows[number] for number in some]
+        untrained = Bridge(bridge.config, whole.mean(dim=0), whole.std(dim=0) + 1e-3).eval()(features[:, 0])
+    indices = sorted(random.Random(0).sample(range(len(pairs.photos)), min(photos, len(pairs.photos))))
+    train_ids = [pairs.photos[index] for index in indices]
+    train_features, train_rows = pairs.features[indices][:, :1], [pairs.rows[index] for index in indices]
     with torch.no_grad():
-        seen = bridge.bridges[0](train_features[:, 0])
+        without_folds = bridge.bridges[0](train_features[:, 0])
     held_out = bridge(train_features, train_ids)[:, 0]
     return {
         "photos": len(val),
         "candidates": len(texts),
         "val": recall(queries, vectors, rows),
-        "untrained": recall(chance, vectors, rows),
+        "untrained": recall(untrained, vectors, rows),
         "cosine_to_own_captions": {
             "val": _nearness(textdb, queries, ids, vectors, rows),
             "train, cross-fitted": _nearness(textdb, held_out, train_ids, textdb.vectors, train_rows),
-            "train, without cross-fitting": _nearness(textdb, seen, train_ids, textdb.vectors, train_rows),
+            "train, without cross-fitting": _nearness(textdb, without_folds, train_ids, textdb.vectors, train_rows),
         },
     }
 
@@ -171,9 +173,9 @@ def _nearness(
     top: int = 5,
 ) -> float:
     """Mean cosine between the `top` sentences retrieved for a photo and its own captions."""
-    _, found = textdb.search(queries, top, exclude_owner=ids)
-    near = [
-        (textdb.vectors[own].float() @ vectors[list(true)].float().T).mean()
-        for own, true in zip(found, rows, strict=True)
+    _, retrieved = textdb.search(queries, top, exclude_owner=ids)
+    cosines = [
+        (textdb.vectors[nearest].float() @ vectors[list(captions)].float().T).mean()
+        for nearest, captions in zip(retrieved, rows, strict=True)
     ]
-    return round(torch.stack(near).mean().item(), 4)
+    return round(torch.stack(cosines).mean().item(), 4)

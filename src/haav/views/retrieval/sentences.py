@@ -1,6 +1,6 @@
-"""Sentences to vectors. The embedded encoder is the frozen MiniLM-L6.
+"""Encodes sentences as vectors. The embedded encoder is the frozen MiniLM-L6.
 
-Only building a text database needs one; captioning a photo reads the stored vectors.
+An encoder is needed only to build a text database. Captioning a photo reads the stored vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTALL = 'pip install "haav[hub]"'
 
 
 class SentenceEncoder(Protocol):
-    """What a text database is built with: `MiniLM`, or CLIP's text tower (views/hub_clip.py)."""
+    """The encoder of a text database: `MiniLM`, or CLIP's text tower (views/hub/clip.py)."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -52,13 +52,13 @@ class MiniLM:
 def encode_by_length(
     sentences: Sequence[str], width: int, embed: Callable[[list[str]], Tensor], progress: Progress, batch: int = 256
 ) -> Tensor:
-    """(N, width) float16 unit rows; batches of similar length, so that little is padding"""
+    """(N, width) float16 unit rows. Batches hold sentences of similar length, to reduce padding."""
     vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
-    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    for at in range(0, len(order), batch):
-        rows = order[at : at + batch]
+    order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
         vectors[rows] = F.normalize(embed([sentences[row] for row in rows]), dim=1).half()
-        progress(min(at + batch, len(order)), len(order))
+        progress(min(start + batch, len(order)), len(order))
     return vectors
 
 

@@ -1,4 +1,4 @@
-"""Text views: the sentences nearest to a photo and to its crops, by the learned bridge."""
+"""Text views: the sentences nearest to a photo and its crops, retrieved with the learned bridge."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
 
 
 def nearest_texts(textdb: TextDatabase, queries: Tensor, photos: Sequence[str], per_crop: int) -> list[PhotoView]:
-    """queries (B, crops, D) of the named photos → their nearest sentences, never their own captions"""
+    """queries (B, crops, D) of the named photos → their nearest sentences, without their own captions"""
     crops = queries.shape[1]
-    askers: list[str | None] = [photo for photo in photos for _ in range(crops)]
-    _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=askers)
-    places = torch.arange(crops * per_crop)
+    owners: list[str | None] = [photo for photo in photos for _ in range(crops)]
+    _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=owners)
+    positions = torch.arange(crops * per_crop)
     return [
         PhotoView(
-            textdb.vectors[own],
-            indices={"crop": places // per_crop, "rank": places % per_crop},
-            labels=tuple(textdb.entries[row].sentence for row in own.tolist()),
+            textdb.vectors[nearest],
+            indices={"crop": positions // per_crop, "rank": positions % per_crop},
+            labels=tuple(textdb.entries[row].sentence for row in nearest.tolist()),
         )
-        for own in rows.view(len(photos), crops * per_crop)
+        for nearest in rows.view(len(photos), crops * per_crop)
     ]
 
 
 class TextExtractor(Extractor):
-    """Tokens are the vectors of the retrieved sentences, labels the sentences.
+    """Tokens are the vectors of the retrieved sentences. Labels are the sentences.
 
-    Guards: a photo never gets its own captions, and is served by a bridge that has not seen it.
+    A photo never gets its own captions. Its bridge was not trained on it.
     """
 
     licence = "of the captions in the text database"
@@ -58,7 +58,7 @@ class TextExtractor(Extractor):
         precision: str = "auto",
         device: str = "cpu",
     ) -> None:
-        """The last three: of the view that the bridge starts from"""
+        """`clip_source`, `precision`, `device`: options of the view that the bridge reads"""
         super().__init__(device)
         self.options = {"clip_source": clip_source, "precision": precision, "device": device}
         if bridge is None or textdb is None:
@@ -100,7 +100,7 @@ class TextExtractor(Extractor):
 
     @cached_property
     def _regions(self) -> Extractor:
-        """What the bridge was trained on, for photos whose features no store holds"""
+        """The extractor of the view that the bridge was trained on, for photos whose features are not stored."""
         extractor = build_extractor(self.bridge.view, **self.options)
         check_made_by(self.reads, {extractor.name: extractor.origin}, "the one installed", "the bridge")
         return extractor

@@ -1,7 +1,8 @@
-"""Sentences that photos can be described with: their vectors, and whose captions they were.
+"""The text database: sentences with their vectors and owners.
 
-A directory: `entries.jsonl` (a sentence and its owners a line), `vectors.safetensors`, `manifest.json`
-(where the sentences come from). Owners are training photos; a photo never retrieves its own captions.
+It is a directory with `entries.jsonl` (one sentence and its owners per line), `vectors.safetensors` and `manifest.json`
+(the sources of the sentences). Owners are the training photos that a sentence is a caption of. A photo never retrieves
+its own captions.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Entry:
 @dataclass(frozen=True)
 class Manifest:
     encoder: str
-    """which network made the vectors"""
+    """the network that made the vectors"""
     sources: list[dict[str, Any]] = field(default_factory=list)
     """file, kind, split, sentences and excluded photos of each source"""
     format: str = FORMAT
     origin: str = ""
-    """of a compact database: the fingerprint of the one that it was made from"""
+    """for a compact database, the fingerprint of the database that it was made from"""
 
 
 class TextDatabase:
@@ -72,7 +73,7 @@ class TextDatabase:
 
     @property
     def origin(self) -> str:
-        """The fingerprint before it was made compact: what a model that was trained with it knows"""
+        """The fingerprint before `compact`, which models trained with it know."""
         return self.manifest.origin or self.fingerprint
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class TextDatabase:
         return owned
 
     def rows_of(self, photo: str) -> list[int]:
-        """The entries that are captions of a photo."""
+        """Rows of the entries that are captions of a photo."""
         return self._owned.get(photo, [])
 
     def search(
@@ -95,7 +96,7 @@ class TextDatabase:
     ) -> tuple[Tensor, Tensor]:
         """The `top` nearest sentences of each query: scores and rows, (Q, top), best first.
 
-        `exclude_owner[q]`: the photo that asks; none of its own captions is returned.
+        `exclude_owner[q]`: the photo of query q; none of its own captions is returned.
         `backend`: torch, faiss, or auto (faiss above a million sentences where it is installed).
         """
         banned = [self.rows_of(owner) if owner else [] for owner in exclude_owner or [None] * len(queries)]
@@ -106,11 +107,11 @@ class TextDatabase:
         if backend == "faiss" or (backend == "auto" and len(self) > FAISS_ABOVE and _faiss() is not None):
             return self._search_faiss(queries, top, banned)
         scores, rows = [], []
-        for at in range(0, len(queries), CHUNK):
-            found = queries[at : at + CHUNK].float() @ self._searchable.T
-            for number, own in enumerate(banned[at : at + CHUNK]):
-                found[number, own] = -torch.inf
-            best = found.topk(top, dim=1)
+        for start in range(0, len(queries), CHUNK):
+            similarity = queries[start : start + CHUNK].float() @ self._searchable.T
+            for query, captions in enumerate(banned[start : start + CHUNK]):
+                similarity[query, captions] = -torch.inf
+            best = similarity.topk(top, dim=1)
             scores.append(best.values)
             rows.append(best.indices)
         return torch.cat(scores), torch.cat(rows)
@@ -120,16 +121,14 @@ class TextDatabase:
         return self.vectors.float()
 
     def _search_faiss(self, queries: Tensor, top: int, banned: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """An exact index, asked for as many more as may have to be left out."""
+        """Searches an exact index. It returns `extra` more rows, as many as may have to be left out."""
         index = self._faiss_index
         extra = max(map(len, banned), default=0)
-        found_scores, found_rows = (
-            torch.from_numpy(part) for part in index.search(queries.float().numpy(), top + extra)
-        )
+        all_scores, all_rows = (torch.from_numpy(part) for part in index.search(queries.float().numpy(), top + extra))
         scores, rows = torch.empty(len(queries), top), torch.empty(len(queries), top, dtype=torch.int64)
-        for number, own in enumerate(banned):
-            kept = ~torch.isin(found_rows[number], torch.tensor(list(own), dtype=torch.int64))
-            scores[number], rows[number] = found_scores[number][kept][:top], found_rows[number][kept][:top]
+        for query, captions in enumerate(banned):
+            kept = ~torch.isin(all_rows[query], torch.tensor(list(captions), dtype=torch.int64))
+            scores[query], rows[query] = all_scores[query][kept][:top], all_rows[query][kept][:top]
         return scores, rows
 
     @cached_property
@@ -142,13 +141,13 @@ class TextDatabase:
         return index
 
     def compact(self) -> TextDatabase:
-        """The same sentences for use by strangers: vectors of one byte a number, and no owners."""
+        """A copy to distribute: the same sentences with 8-bit vectors and without owners."""
         rounded = _dequantise(*_quantise(self.vectors))
         manifest = replace(self.manifest, origin=self.origin)
         return TextDatabase([Entry(entry.sentence) for entry in self.entries], rounded, manifest)
 
     def save(self, directory: str | Path, quantised: bool = False) -> None:
-        """`quantised`: vectors as bytes; for a database that `compact` made, nothing more is lost"""
+        """`quantised`: save vectors in 8 bits, which is lossless for a database made by `compact`"""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {"vectors": self.vectors.contiguous()}
@@ -176,7 +175,7 @@ class TextDatabase:
             vectors = tensors["vectors"]
             if "scales" in tensors:
                 vectors = _dequantise(vectors, tensors["scales"])
-            found = data.pop("fingerprint")
+            fingerprint = data.pop("fingerprint")
             manifest = Manifest(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise DataError(f"text database {directory} is damaged: {error}.") from None
@@ -185,13 +184,13 @@ class TextDatabase:
                 f"text database {directory} is not of format '{FORMAT}', or its files do not belong together."
             )
         database = cls(entries, vectors, manifest)
-        if database.fingerprint != found:
+        if database.fingerprint != fingerprint:
             raise DataError(f"text database {directory} is damaged: its fingerprint does not match.")
         return database
 
 
 def _quantise(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, D) → int8 (N, D), and (N, 1) what their steps are worth"""
+    """(N, D) → int8 (N, D), and the scale of each row (N, 1)"""
     scales = vectors.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
     return (vectors.float() / scales).round().to(torch.int8), scales
 
@@ -209,7 +208,7 @@ def _faiss() -> Any:
 
 
 def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
-    """Each sentence once, with everybody it is a caption of; in order of first appearance."""
+    """Each sentence once, with all of its owners, in order of first appearance."""
     owners: dict[str, dict[str, None]] = {}
     for entry in entries:
         owners.setdefault(" ".join(entry.sentence.split()), {}).update(dict.fromkeys(entry.owners))
@@ -217,18 +216,18 @@ def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def sample_entries(entries: Sequence[Entry], limit: int) -> list[Entry]:
-    """At most `limit` of them, in their order. Chance is a hash of the sentence."""
+    """At most `limit` entries, in their order. The sample is drawn by a hash of the sentence."""
     if limit < 1:
         raise DataError(f"a text database has at least 1 sentence, not {limit}.")
 
-    def luck(row: int) -> bytes:
+    def sentence_hash(row: int) -> bytes:
         return hashlib.blake2b(entries[row].sentence.encode(), digest_size=8).digest()
 
-    return [entries[row] for row in sorted(sorted(range(len(entries)), key=luck)[:limit])]
+    return [entries[row] for row in sorted(sorted(range(len(entries)), key=sentence_hash)[:limit])]
 
 
 def read_text_file(path: Path) -> Iterator[Entry]:
-    """A sentence a line."""
+    """Reads one sentence per line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
             yield Entry(line)
