@@ -24,7 +24,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: `haav --help` should not wait for torch."""
+    """Import public names lazily, so that `haav --help` does not import torch."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'haav' has no attribute '{name}'")

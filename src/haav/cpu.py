@@ -1,4 +1,4 @@
-"""What the processor of this machine can compute."""
+"""Capabilities of the processor of this machine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @
 
 
 def has_vnni() -> bool:
-    """Whether it has instructions that sum 8-bit products in 32 bits"""
+    """Whether the processor has instructions that sum 8-bit products in 32 bits (VNNI)"""
     supported = getattr(torch.cpu, "_is_avx512_vnni_supported", None) or getattr(torch.cpu, "_is_vnni_supported", None)
     return bool(supported and supported() and hasattr(torch, "_int_mm"))
 
 
 def has_fbgemm() -> bool:
-    """Whether PyTorch's 8-bit kernels for x86 without VNNI are there"""
+    """Whether PyTorch has its 8-bit kernels for x86 without VNNI"""
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_dynamic")
 
 
 def check_bfloat16() -> None:
-    """Some virtual machines announce matrix units (AMX) that end a process when it uses them."""
+    """Raise ConfigError if bfloat16 products crash.
+
+    Some virtual machines announce matrix units (AMX) that end a process when it uses them.
+    """
     if _bfloat16_status() != 0:
         raise ConfigError(
             "products in bfloat16 end with an illegal instruction on this machine.\n"

@@ -1,7 +1,7 @@
-"""The other processes of a run, where there are any: torchrun starts them, torch.distributed connects them.
+"""Communication between the processes of a run. torchrun starts them, and torch.distributed connects them.
 
-Every function is right for one process too, and costs nothing then. A step's batch is cut into consecutive parts, one
-a process; sums over the parts make losses, statistics and queue the same as one process has them.
+Every function also works for a single process, at no cost. The batch of a step is split into consecutive parts, one per
+process. Sums over the parts make losses, statistics and queue equal to those of a single process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def wait() -> None:
 
 
 def share(rows: Sequence[Any]) -> Sequence[Any]:
-    """This process's part: consecutive, so that the parts in order of rank are the whole in order"""
-    cuts = [len(rows) * number // count() for number in range(count() + 1)]
+    """The rows of this process. Parts are consecutive, so concatenating them by rank restores the order."""
+    cuts = [len(rows) * process // count() for process in range(count() + 1)]
     return rows[cuts[rank()] : cuts[rank() + 1]]
 
 
 def total(value: Tensor) -> Tensor:
-    """Sum over the processes, without a gradient"""
+    """Sum over processes, without a gradient"""
     if count() == 1:
         return value.detach()
     value = value.detach().clone()
@@ -43,13 +43,13 @@ def total(value: Tensor) -> Tensor:
     return value
 
 
-def mean(summed: Tensor, number: Tensor) -> Tensor:
-    """A sum over this part, as its share in the mean over the whole: processes' gradients are averaged afterwards."""
-    return summed * count() / total(number).clamp(min=1)
+def mean(summed: Tensor, items: Tensor) -> Tensor:
+    """The share of this process in the global mean, scaled up because gradients are averaged over processes."""
+    return summed * count() / total(items).clamp(min=1)
 
 
 def gather(rows: Tensor) -> Tensor:
-    """(N, …) of each process, N may differ → all of them in order of rank, without a gradient"""
+    """Concatenate rows (N, …) of all processes in order of rank, without a gradient. N may differ."""
     if count() == 1:
         return rows.detach()
     sizes = [torch.zeros((), dtype=torch.int64, device=rows.device) for _ in range(count())]
@@ -62,16 +62,16 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_texts(texts: Mapping[str, str], device: torch.device | str = "cpu") -> dict[str, str]:
-    """The entries of all processes; they travel as JSON."""
+    """The entries of all processes, sent as JSON."""
     if count() == 1:
         return dict(texts)
-    own = torch.frombuffer(bytearray((json.dumps(texts) + "\n").encode()), dtype=torch.uint8).to(device)
-    lines = bytes(gather(own).cpu().numpy()).decode().splitlines()
+    encoded = torch.frombuffer(bytearray((json.dumps(texts) + "\n").encode()), dtype=torch.uint8).to(device)
+    lines = bytes(gather(encoded).cpu().numpy()).decode().splitlines()
     return {name: text for line in lines for name, text in json.loads(line).items()}
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the processes, with a gradient: what one contributes, the losses of all depend on."""
+    """Sum over processes, with a gradient. The losses of all processes depend on each contribution."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -88,16 +88,16 @@ def _sum(value: Tensor) -> Tensor:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch statistics over all processes; torch's own does that on GPUs only."""
+    """Batch norm with statistics over all processes. torch's SyncBatchNorm supports GPUs only."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, C)"""
         if not self.training or count() == 1:
             return super().forward(x)
-        number = total(torch.tensor(float(len(x)), device=x.device))
-        wide = x.float()  # as torch's own: statistics of bfloat16 are kept in float32
-        average = _sum(wide.sum(dim=0)) / number
-        variance = _sum(((wide - average) ** 2).sum(dim=0)) / number
+        rows = total(torch.tensor(float(len(x)), device=x.device))
+        wide = x.float()  # as in torch, statistics of bfloat16 are computed in float32
+        average = _sum(wide.sum(dim=0)) / rows
+        variance = _sum(((wide - average) ** 2).sum(dim=0)) / rows
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -105,7 +105,7 @@ class BatchNorm(nn.BatchNorm1d):
             assert self.momentum is not None
             self.num_batches_tracked += 1
             self.running_mean.lerp_(average, self.momentum)
-            self.running_var.lerp_(variance * number / (number - 1), self.momentum)
+            self.running_var.lerp_(variance * rows / (rows - 1), self.momentum)
         normed = (wide - average) * (variance + self.eps).rsqrt()
         if self.affine:
             normed = normed * self.weight + self.bias

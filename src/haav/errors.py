@@ -1,4 +1,4 @@
-"""Errors a user can act on: what was given, what is allowed, what to do next."""
+"""Errors that a user can act on. They state what was given, what is allowed and what to do next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class HaavError(Exception):
-    """Base of every error that haav raises for a mistake that is not its own."""
+    """Base of all errors that are caused by inputs, not by bugs of haav."""
 
 
 class ConfigError(HaavError):
@@ -15,10 +15,10 @@ class ConfigError(HaavError):
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> ConfigError:
-        """One error for all problems, so that a user fixes them in one go."""
+        """One error for all problems, so that a user can fix them at once."""
         if len(problems) == 1:
             return cls(problems[0])
-        listed = "\n".join(f"  {number}. {text}" for number, text in enumerate(problems, 1))
+        listed = "\n".join(f"  {index}. {text}" for index, text in enumerate(problems, 1))
         return cls(f"{len(problems)} problems:\n{listed}")
 
 
@@ -31,7 +31,7 @@ class ImageError(HaavError):
 
 
 class StoreError(HaavError):
-    """A view store that is missing, broken, or of other extractors."""
+    """A view store that is missing, broken, or made by other extractors."""
 
 
 class DataError(HaavError):
@@ -39,7 +39,7 @@ class DataError(HaavError):
 
 
 class TrainingError(HaavError):
-    """A run that cannot go on by itself."""
+    """A training run that cannot continue."""
 
 
 class CheckpointError(HaavError):
@@ -50,13 +50,13 @@ class WeightsError(HaavError):
     """Frozen weights that are not on this machine and cannot be fetched, or are not what they should be."""
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing when no allowed name is close."""
-    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or an empty string if no allowed name is close."""
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> str:
-    """The one sentence in which every unknown name is reported."""
+def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
+    """The message for an unknown name, the same everywhere."""
     names = sorted(allowed)
-    return f"unknown {kind} '{given}'.{did_you_mean(given, names)}\n  Available: {', '.join(names)}."
+    return f"unknown {what} '{name}'.{did_you_mean(name, names)}\n  Available: {', '.join(names)}."

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing and safe reading of files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_atomically(path: Path, write: Writer) -> None:
 
 
 def write_together(files: Mapping[Path, Writer]) -> None:
-    """Write all beside their places and flush them to disk; only when that has worked, move them there."""
+    """Write all files to temporary names, flush them to disk, and move them into place only if all succeeded."""
     for path in files:
         check_writable(path)
     staged: dict[Path, Path] = {}
@@ -48,7 +48,7 @@ def write_together(files: Mapping[Path, Writer]) -> None:
 
 
 def read_text(path: Path, most: int, error: type[HaavError] = DataError) -> str:
-    """A file of text in UTF-8, perhaps gzipped, of at most so many bytes; any fault is an `error` that names it"""
+    """Read a UTF-8 text file, optionally gzipped, of at most `most` bytes. Faults raise an `error` that names it."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             data = file.read(most + 1)
@@ -65,7 +65,7 @@ def read_text(path: Path, most: int, error: type[HaavError] = DataError) -> str:
 
 
 def json_of(text: str | bytes) -> Any:
-    """`json.loads` whose every complaint is a ValueError, also that of nesting without end"""
+    """`json.loads` that raises ValueError for every fault, including too deep nesting"""
     try:
         return json.loads(text)
     except RecursionError:
@@ -73,7 +73,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def check_writable(path: Path) -> None:
-    """Before long work: that its result will have a place."""
+    """Check before long work that its result can be written."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file.")
     if not path.parent.is_dir():
@@ -83,7 +83,7 @@ def check_writable(path: Path) -> None:
 
 
 def make_folder(path: str | Path) -> Path:
-    """The folder, made if it is not there"""
+    """Create the folder if it does not exist, and return its path."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

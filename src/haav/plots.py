@@ -1,4 +1,4 @@
-"""Figures by matplotlib, which only the extras `plots` and `train` install."""
+"""Figures with matplotlib, which only the extras `plots` and `train` install."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from haav.errors import ConfigError
 
 
 def check_installed(what: str) -> None:
-    """Before long work: that `what`, its figure, can be drawn at the end."""
+    """Check before long work that its figure `what` can be drawn at the end."""
     if find_spec("matplotlib") is None:
         raise ConfigError(f'drawing {what} needs matplotlib.\n  pip install "haav[plots]"')
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure of so many inches that needs no display"""
+    """A matplotlib figure, with its size in inches, that needs no display"""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

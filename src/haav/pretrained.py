@@ -1,7 +1,7 @@
 """A model directory: `config.json`, `model.safetensors`, `vocabulary.json`. No pickle, no code.
 
-All files are written beside their places first and moved there when all are whole: a full disk leaves the old model.
-The weights file carries a fingerprint of the other two: files of different saves do not mix unseen.
+All files are written to temporary names and moved into place when all are complete, so a full disk leaves the old
+model intact. The weights file contains a fingerprint of the other two, so mixed files of different saves are detected.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SHIPPED = Path(__file__).parent / "models"
 
 
 def find_model(name: str | Path) -> Path:
-    """A model directory, or one that is shipped, by name"""
+    """Path of a model directory, or of a shipped model by name"""
     if (Path(name) / CONFIG).is_file():
         return Path(name)
     shipped = sorted(folder.name for folder in SHIPPED.glob("*/")) if SHIPPED.is_dir() else []
     if str(name) in shipped:
         return SHIPPED / str(name)
     if Path(name).is_dir():
-        return Path(name)  # what it lacks is said when it is read
+        return Path(name)  # reading it reports which files are missing
     raise CheckpointError(
         f"no model directory {name}, and no model of that name is shipped.{did_you_mean(str(name), shipped)}\n"
         f"  Shipped: {', '.join(shipped) or 'none'}. A directory holds {CONFIG}, {WEIGHTS} and {VOCABULARY}."
@@ -56,7 +56,7 @@ def save_pretrained(
     vocabulary: Vocabulary,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """`dtype`: of the weights on disk; float16 halves the file"""
+    """Save a model directory. `dtype` is that of the weights on disk; float16 halves the file."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     settings = _to_json({"format": FORMAT, **to_dict(config)})
@@ -71,13 +71,13 @@ def save_pretrained(
 
 
 def saved_dtype(directory: str | Path) -> torch.dtype:
-    """What the weights of a model directory are kept in"""
+    """The dtype of the weights of a model directory"""
     weights, _ = load_weights(find_model(directory) / WEIGHTS)
     return next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
 
 
 def read_config(directory: str | Path) -> Config:
-    """What a model directory says of itself"""
+    """The config of a model directory"""
     path = find_model(directory) / CONFIG
     return _config_from(_parse_json(read_text(path, MAX_JSON_BYTES, CheckpointError), path), path)
 
@@ -85,7 +85,7 @@ def read_config(directory: str | Path) -> Config:
 def load_pretrained(
     directory: str | Path, device: torch.device | str = "cpu"
 ) -> tuple[Haav | Ensemble, Config, Vocabulary]:
-    """The model in evaluation mode, its config and words; any fault is a CheckpointError that names the file."""
+    """The model in evaluation mode, its config and vocabulary. Faults raise a CheckpointError that names the file."""
     directory = find_model(directory)
     settings, words = (read_text(directory / name, MAX_JSON_BYTES, CheckpointError) for name in (CONFIG, VOCABULARY))
     config = _config_from(_parse_json(settings, directory / CONFIG), directory / CONFIG)
@@ -102,14 +102,14 @@ def load_pretrained(
         )
     if _least_elements(config.model) > sum(tensor.numel() for tensor in weights.values()):
         raise CheckpointError(f"{directory / CONFIG} describes a larger model than {WEIGHTS} holds.")
-    with torch.random.fork_rng(devices=[]):  # loading a model draws nothing from the caller's random numbers
+    with torch.random.fork_rng(devices=[]):  # loading must not change the random state of the caller
         model = build_model(config.model)
     fit_weights(model, weights, directory / WEIGHTS)
     return model.to(device).eval(), config, vocabulary
 
 
 def _least_elements(model: ModelConfig) -> int:
-    """Fewer than any model of this config has: a stranger's config must not make us allocate what its file lacks."""
+    """Lower bound of the elements of a model. It stops an untrusted config from allocating more than its file holds."""
     layers = model.encoder_layers + model.decoder_layers
     per_view = sum(spec.dim + sum(spec.indices.values()) for spec in model.views.values())
     rows = 2 * model.vocabulary_size + model.max_words + per_view + layers * (model.d_model + model.d_ff)
@@ -143,9 +143,9 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, assign: bool = True) -> None:
-    """Put every tensor in its place; names and shapes must match one to one.
+    """Load weights into a module. Names and shapes must match exactly.
 
-    `assign` False: copy into the parameters that are there, since an optimizer holds on to them.
+    `assign=False` copies into the existing parameters, which an optimizer may refer to.
     """
     expected = module.state_dict()
     faults = [f"'{name}' is missing" for name in expected.keys() - weights.keys()]
@@ -169,8 +169,8 @@ def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, as
 
 def _config_from(data: Any, path: Path) -> Config:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise CheckpointError(f"{path} is not a haav config of format '{FORMAT}': found {found!r}.")
+        actual = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise CheckpointError(f"{path} is not a haav config of format '{FORMAT}': found {actual!r}.")
     settings = {key: value for key, value in data.items() if key != "format"}
     config, problems = parse([flatten(settings)])
     config, more = resolve(config)

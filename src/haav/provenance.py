@@ -1,4 +1,4 @@
-"""Who made a view: fingerprints that a model was trained with, against those of what it is given."""
+"""Provenance of views: compare the extractor fingerprints that a model was trained with to those of its inputs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from haav.errors import ViewError
 
 MadeBy = Mapping[str, Sequence[str]]
-"""view → fingerprints of extractors whose views are accepted; a view that is left out, or has none, takes any"""
+"""view → fingerprints of accepted extractors; a view without an entry, or with an empty one, accepts any"""
 
 
-def check_made_by(accepted: MadeBy, given: Mapping[str, str], source: str, reader: str = "the model") -> None:
-    """`given`: view → fingerprint of the extractor that made it; `source`: where it comes from, for the error"""
-    for view, fingerprint in given.items():
+def check_made_by(accepted: MadeBy, fingerprints: Mapping[str, str], source: str, reader: str = "the model") -> None:
+    """Raise ViewError if a view was made by an extractor that is not accepted.
+
+    `fingerprints` maps a view to the fingerprint of its extractor. `source` names its origin in the error.
+    """
+    for view, fingerprint in fingerprints.items():
         if accepted.get(view) and fingerprint not in accepted[view]:
             raise ViewError(
                 f"{reader} was trained with another '{view}' than {source}.\n"
@@ -23,14 +26,14 @@ def check_made_by(accepted: MadeBy, given: Mapping[str, str], source: str, reade
 
 
 def accepted_by_all(parts: Sequence[MadeBy]) -> dict[str, tuple[str, ...]]:
-    """What several models that read the same views accept together"""
+    """Fingerprints that all of several models accept, by view"""
     together: dict[str, tuple[str, ...]] = {}
     for part in parts:
         for view, fingerprints in part.items():
             if not fingerprints:
                 continue
             known = together.get(view, tuple(fingerprints))
-            shared = tuple(one for one in known if one in fingerprints)
+            shared = tuple(fingerprint for fingerprint in known if fingerprint in fingerprints)
             if not shared:
                 raise ViewError(
                     f"these models were trained with different views by the name of '{view}':\n"

@@ -1,4 +1,4 @@
-"""A typed table of named variants; a new variant is a new file that registers itself."""
+"""A typed registry of named variants. A new variant is a new file that registers itself."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Registry(Generic[T]):
 
 
 def import_siblings(package: str, path: Iterable[str]) -> None:
-    """Import every module of a folder, so that a variant needs no line outside its own file."""
+    """Import every module of a package, so that adding a variant changes no other file."""
     for module in pkgutil.iter_modules(path):
         import_module(f"{package}.{module.name}")

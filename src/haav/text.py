@@ -1,4 +1,4 @@
-"""Captions as word ids and back; the vocabulary is a JSON file."""
+"""Tokenizer and vocabulary: convert captions to word ids and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DANGLING = """
     and or but as while is are was were has have
 """
 DANGLING = frozenset(_DANGLING.split())
-"""words that a whole caption hardly ever ends with: after them something is missing"""
+"""words that a complete caption rarely ends with"""
 
 _WORD = re.compile(r"\w+(?:[-']\w+)*")
 
 
 def tokenize(caption: str) -> list[str]:
-    """Lower case, punctuation removed; hyphens and apostrophes inside a word stay."""
+    """Words in lower case without punctuation. Hyphens and apostrophes inside a word are kept."""
     plain = unicodedata.normalize("NFKC", caption).replace("’", "'").lower()
     return _WORD.findall(plain)
 
@@ -34,18 +34,18 @@ def tokenize(caption: str) -> list[str]:
 @dataclass(frozen=True)
 class Vocabulary:
     words: tuple[str, ...]
-    """by id; the first four are `SPECIAL`"""
+    """words by id; the first four are `SPECIAL`"""
 
     @classmethod
     def build(cls, captions: Iterable[str], min_count: int = 5) -> Vocabulary:
-        """Words seen at least `min_count` times, the most frequent first, ties in alphabetical order."""
+        """Words that occur at least `min_count` times, most frequent first, ties in alphabetical order."""
         counts = Counter(word for caption in captions for word in tokenize(caption))
         kept = [word for word, count in counts.items() if count >= min_count]
         return cls((*SPECIAL, *sorted(kept, key=lambda word: (-counts[word], word))))
 
     @classmethod
     def from_json(cls, data: object) -> Vocabulary:
-        """`{"words": [...]}`; anything else is a CheckpointError."""
+        """Read `{"words": [...]}`. Anything else raises a CheckpointError."""
         words = data.get("words") if isinstance(data, dict) else None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise CheckpointError('vocabulary.json must be {"words": [a string for each id]}.')
@@ -64,19 +64,19 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return {word: index for index, word in enumerate(self.words)}
 
     def encode(self, caption: str) -> list[int]:
-        """Word ids between <bos> and <eos>; unknown words become <unk>."""
+        """Word ids between <bos> and <eos>. Unknown words become <unk>."""
         known = (self.ids.get(word, UNK) for word in tokenize(caption))
         return [BOS, *known, EOS]
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """Words up to the first <eos>; <bos> and <pad> are left out."""
+        """Words up to the first <eos>, without <bos> and <pad>."""
         words = []
-        for number in ids:
-            if number == EOS:
+        for token in ids:
+            if token == EOS:
                 break
-            if number not in (BOS, PAD):
-                words.append(self.words[number])
+            if token not in (BOS, PAD):
+                words.append(self.words[token])
         return words

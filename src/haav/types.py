@@ -1,4 +1,4 @@
-"""What flows between the parts: named fields with documented shapes.
+"""Data types that are passed between packages, with documented shapes.
 
 Axes: B photos, C captions of one photo, V views, S tokens of a view, T words, D width, H heads,
 L encoder layers kept, M decoder layers. Masks are True where a token is real.
@@ -13,20 +13,20 @@ from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # captions and settings are of use where there is no torch: haav.export.portable
+if TYPE_CHECKING:  # haav.export.portable uses captions and settings without torch
     from torch import Tensor
 
 Progress = Callable[[int, int], None]
-"""long work tells it (done, to do)"""
+"""called with (done, todo) during long work"""
 
 
 def quiet(done: int, todo: int) -> None:
-    """The progress that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class ViewSpec:
-    """What a model must know of a view before it has seen one."""
+    """What a model must know about a view to be built."""
 
     dim: int = field(metadata={"doc": "width of the view's tokens", "low": 1})
     max_tokens: int = field(metadata={"doc": "most tokens a photo can have", "low": 1})
@@ -39,7 +39,7 @@ class ViewSpec:
 
 @dataclass(frozen=True)
 class View:
-    """One view of a batch of photos. A row of `mask` without a True is a photo that lacks the view."""
+    """One view of a batch of photos. A photo whose row of `mask` is all False lacks the view."""
 
     tokens: Tensor
     """(B, S, D_view), any float type"""
@@ -50,7 +50,7 @@ class View:
     boxes: Tensor | None = None
     """(B, S, 4): x1, y1, x2, y2 as fractions of the photo"""
     labels: tuple[tuple[str, ...], ...] | None = None
-    """for each photo, what a reader calls each of its tokens: a class, a sentence"""
+    """for each photo, a readable label of each token: a class or a sentence"""
 
     def to(self, device: Any) -> View:
         return View(
@@ -64,7 +64,7 @@ class View:
 
 @dataclass(frozen=True)
 class PhotoView:
-    """One view of one photo, as an extractor makes it and the store keeps it. No tokens: the photo lacks the view."""
+    """One view of one photo, as made by an extractor and stored. Without tokens, the photo lacks the view."""
 
     tokens: Tensor
     """(S, D_view) float"""
@@ -73,11 +73,11 @@ class PhotoView:
     boxes: Tensor | None = None
     """(S, 4): x1, y1, x2, y2 as fractions of the photo"""
     labels: tuple[str, ...] | None = None
-    """what a reader calls each token: a class, a sentence"""
+    """a readable label of each token: a class or a sentence"""
 
 
 Views = Mapping[str, View]
-"""Views of the same photos by name. A name that is left out is absent for every photo."""
+"""Views of the same photos by name. A missing name is absent for every photo."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Batch:
     ids: tuple[str, ...]
     views: Views
     captions: Tensor | None
-    """(B, C, T) int64: <bos> … <eos>, <pad> behind; rows of <pad> where a photo has fewer captions; None: unlabelled"""
+    """(B, C, T) int64: <bos> … <eos>, then <pad>; rows of <pad> if a photo has fewer captions; None: unlabelled"""
 
 
 @dataclass(frozen=True)
 class EmbeddedView:
-    """A view in the model's width, its [CLS] in front."""
+    """A view in the width of the model, with [CLS] first."""
 
     tokens: Tensor
     """(B, 1+S, D)"""
@@ -102,15 +102,15 @@ class EmbeddedView:
 
 @dataclass(frozen=True)
 class EncodedViews:
-    """What the decoder reads: per view, the encoder's tokens, [CLS] first."""
+    """The input of the decoder: the encoder's tokens of each view, [CLS] first."""
 
     names: tuple[str, ...]
     tokens: tuple[Tensor, ...]
-    """per view (B, L, 1+S, D), the last layer last"""
+    """per view (B, L, 1+S, D), the last encoder layer last"""
     masks: tuple[Tensor, ...]
     """per view (B, 1+S) bool"""
     present: Tensor
-    """(B, V) bool: views the decoder may use; in training, view dropout has thinned it"""
+    """(B, V) bool: views that the decoder may use, after view dropout in training"""
 
     @property
     def cls(self) -> Tensor:
@@ -129,7 +129,7 @@ class EncodedViews:
 
 @dataclass(frozen=True)
 class KeyValues:
-    """What attention looks up: (..., H, S, D/H) twice."""
+    """Keys and values of attention, each (..., H, S, D/H)."""
 
     keys: Tensor
     values: Tensor
@@ -137,7 +137,7 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class Source:
-    """Keys and values of one token sequence, with the tokens that are real."""
+    """Keys and values of one token sequence, with its mask."""
 
     memory: KeyValues
     """(B, L, H, S, D/H)"""
@@ -150,14 +150,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Memory:
-    """One decoder layer's cross-attention keys and values: made once a photo, shared by its captions."""
+    """Cross-attention keys and values of one decoder layer, computed once per photo and shared by its captions."""
 
     sources: tuple[Source, ...]
-    """one a view, or a single one that holds the tokens of all views"""
+    """one per view, or a single one with the tokens of all views"""
     present: Tensor
     """(B, V) bool"""
     owners: Tensor | None = None
-    """of a single source, (B, S, V) float: 1 where a token is seen and is the view's"""
+    """for a single source, (B, S, V) float: 1 if a token is visible and belongs to the view"""
 
     def keep(self, photos: Tensor) -> Memory:
         owners = None if self.owners is None else self.owners[photos]
@@ -169,23 +169,23 @@ class Aggregated:
     context: Tensor
     """(B, N, D) for N query words of a photo"""
     weights: Tensor | None
-    """(B, N, H, V): how much each head trusts each view at each word; None where a variant has no such thing"""
+    """(B, N, H, V): weight of each view for each head and word; None if the variant has no view weights"""
     looks: tuple[Tensor, ...] = ()
-    """per source (B, L, H, N, S): where each head looks, [CLS] of a view first; () where views are not kept apart"""
+    """per source (B, L, H, N, S): attention of each head, [CLS] of a view first; () if views are not kept apart"""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Everything a decoding step needs of the past. Passed in and returned, never hidden in modules."""
+    """The complete state of decoding. It is passed in and returned, never stored in modules."""
 
     memory: tuple[Memory, ...]
-    """per decoder layer; the same whatever happens to the beams"""
+    """per decoder layer; independent of the beams"""
     words: tuple[KeyValues, ...]
     """per decoder layer (B, C, H, P, D/H) of the P words read so far; empty before the first"""
     length: int = 0
 
     def reorder(self, beams: Tensor) -> Cache:
-        """Caption c of the result continues caption `beams[b, c]`, (B, C') int64. Memory is not touched."""
+        """Caption c of the result continues caption `beams[b, c]`, (B, C') int64. Memory is unchanged."""
 
         def pick(past: Tensor) -> Tensor:
             index = beams[:, :, None, None, None].expand(-1, -1, *past.shape[2:])
@@ -194,7 +194,7 @@ class Cache:
         return replace(self, words=tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words))
 
     def keep(self, photos: Tensor) -> Cache:
-        """Go on with some photos only, (B',) int64."""
+        """Keep only the photos with these indices, (B',) int64."""
         words = tuple(KeyValues(past.keys[photos], past.values[photos]) for past in self.words)
         return replace(self, memory=tuple(layer.keep(photos) for layer in self.memory), words=words)
 
@@ -207,11 +207,13 @@ class Decoded:
     """(B, C, T, M, H, V): the across-view (Lv2) weights of every decoder layer and head"""
     cache: CacheLike
     looks: tuple[tuple[Tensor, ...], ...] = ()
-    """per decoder layer, per source (B, L, H, C·T, S): where in it each head looks (Lv1)"""
+    """per decoder layer, per source (B, L, H, C·T, S): attention of each head within it (Lv1)"""
 
     def looks_by_view(self, encoded: EncodedViews) -> list[Tensor]:
-        """Per view (B, H, C·T, 1+S), [CLS] first: where in the view the last decoder layer looks at the last encoder
-        layer; sums to 1 where the photo has the view"""
+        """Per view (B, H, C·T, 1+S), [CLS] first: attention of the last decoder layer to the last encoder layer.
+
+        It is normalised within each view. It sums to 1 if the photo has the view.
+        """
         import torch
 
         whole = torch.cat(self.looks[-1], dim=-1)[:, -1]
@@ -226,15 +228,15 @@ class Decoded:
 
 @dataclass(frozen=True)
 class EnsembleEncoded:
-    """The encodings of an ensemble's members, and how much each may say about each photo."""
+    """The encodings of the members of an ensemble, and the weight of each member for each photo."""
 
     members: tuple[EncodedViews, ...]
     shares: Tensor
-    """(B, members): 1 / (members that can see the photo), 0 for those that cannot"""
+    """(B, members): 1 / (number of members with a view of the photo), 0 for members without one"""
 
     @property
     def present(self) -> Tensor:
-        """(B, members) bool: who can see the photo"""
+        """(B, members) bool: which members have a view of the photo"""
         return self.shares > 0
 
 
@@ -257,13 +259,13 @@ CacheLike = Cache | EnsembleCache
 class Word:
     text: str
     token: int
-    """its place in the vocabulary"""
+    """id of the word in the vocabulary"""
     logprob: float
     confidence: float
-    """share of such words that people use too: the word's probability, calibrated on val"""
+    """probability of the word, calibrated on val: the share of such words that people also use"""
     views: Mapping[str, float] | None
-    """view → weight (last decoder layer, mean over heads); they sum to 1, or are all 0 where a photo has no view at
-    all; None where the variant has no weights"""
+    """view → weight (last decoder layer, mean over heads); the weights sum to 1, or are all 0 if the photo has no view;
+    None if the variant has no weights"""
 
     def to_json(self) -> dict[str, Any]:
         probability = round(math.exp(self.logprob), 4)
@@ -282,7 +284,7 @@ class Caption:
     words: tuple[Word, ...]
     logprob: float
     confidence: float
-    """mean of its words': the share of them that people would use too"""
+    """mean confidence of the words: the expected share of them that people would also use"""
     n_best: tuple[Caption, ...] = ()
     """further captions, the best first"""
 
@@ -298,7 +300,7 @@ class Caption:
         return data | ({"n_best": [other.to_json() for other in self.n_best]} if self.n_best else {})
 
     def _repr_html_(self) -> str:
-        """In a notebook: each word over a bar of its view weights"""
+        """For notebooks: each word above a bar of its view weights"""
         names = list(next((word.views for word in self.words if word.views), {}))
         colours = dict(zip(names, cycle(VIEW_COLOURS), strict=False))
         cells = []

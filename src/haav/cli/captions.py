@@ -1,4 +1,4 @@
-"""Captions and explanations of photos: caption, explain, serve."""
+"""Commands that caption and explain photos: caption, explain, serve."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def caption(
     mode = "file" if file is not None else "json" if json else "text"
     there, failed, waiting = len(items) - len(todo), 0, []
     with output.captions(len(items), captioner.views, mode) as show:
-        for number, photo in enumerate(captioner.stream(todo, options, batch), 1):
+        for done, photo in enumerate(captioner.stream(todo, options, batch), 1):
             if pages is not None and photo.caption is not None:
                 pages.add(captioner, photo, options)
             failed += photo.caption is None
             waiting.append(photo)
-            if file is not None and (number % batch == 0 or number == len(todo)):
+            if file is not None and (done % batch == 0 or done == len(todo)):
                 file.add(waiting)
-            if number % batch == 0:
+            if done % batch == 0:
                 waiting = []
-            show(there + number, photo)
+            show(there + done, photo)
     if file is not None:
         print(f"{out}: {len(items) - failed:,} captions, {there:,} of them were there; {failed} failed.")
     return 1 if failed else 0
@@ -68,7 +68,7 @@ def caption(
 def _options(
     captioner: Captioner, views: str, beam: int | None = None, n_best: int = 1, must: str = "", never: str = ""
 ) -> CaptionOptions:
-    """A beam that nobody gave is at least as wide as the captions that are asked for."""
+    """Options of a command. The default beam is widened to `n_best` if necessary."""
     from haav.inference.options import CaptionOptions
 
     decode = captioner.config.decode
@@ -99,13 +99,13 @@ def explain(
     pages, failed = Pages(Path(out)), 0
     fetch_weights_of(captioner, options.views)
     with output.progress("photos") as progress:
-        for number, photo in enumerate(captioner.stream(items, options), 1):
+        for done, photo in enumerate(captioner.stream(items, options), 1):
             if photo.error is None:
                 print(pages.add(captioner, photo, options))
             else:
                 failed += 1
                 print(f"{output.printable(photo.name)}: {photo.error}", file=sys.stderr)
-            progress(number, len(items))
+            progress(done, len(items))
     return 1 if failed else 0
 
 

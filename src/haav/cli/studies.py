@@ -1,4 +1,4 @@
-"""What a model is made of, costs and does: describe, control, ablate, report, bench."""
+"""Commands that study models: describe, control, ablate, report, bench."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def control(
         made_by = captioner.config.made_by
         stored = StoredPhotos(open_store(store), captioner.views, photos, vocabulary=None, made_by=made_by)
         with output.progress("photos") as progress:
-            found = control.noise_study(captioner, stored, seed=seed, progress=progress)
+            results = control.noise_study(captioner, stored, seed=seed, progress=progress)
     elif study == "mask":
         if images is None:
             raise ConfigError("the mask study needs --images.")
@@ -91,22 +91,22 @@ def control(
         fetch_weights_of(captioner)
         masked = []
         with output.progress("photos") as progress:
-            for number, ref in enumerate(refs, 1):
+            for done, ref in enumerate(refs, 1):
                 try:
                     case = control.mask_photo(captioner, load_image(ref.read()), cover)
                     masked += [case] if case is not None else []
                 except ImageError as error:
                     print(f"{output.printable(ref.id)}: {error}", file=sys.stderr)
-                progress(number, len(refs))
-        found = control.mask_study(masked, seed)
+                progress(done, len(refs))
+        results = control.mask_study(masked, seed)
     else:
         raise ConfigError(unknown("study", study, ["noise", "mask"]))
-    if not found:
+    if not results:
         raise DataError("there is nothing to measure on: no photo, or none whose caption names an object it has.")
-    text = json_format.dumps(found, indent=1)
+    text = json_format.dumps(results, indent=1)
     write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
-    write_atomically(folder / f"{study}.png", lambda file: control.draw(file, found))
-    output.print_control(study, found)
+    write_atomically(folder / f"{study}.png", lambda file: control.draw(file, results))
+    output.print_control(study, results)
     return 0
 
 
@@ -121,8 +121,8 @@ def ablate(
     from haav.studies import ablate
 
     settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
-    found = ablate.load_grid(grid)
-    ablate.run_grid(found, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    loaded = ablate.load_grid(grid)
+    ablate.run_grid(loaded, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
     print((Path(out) / "table.md").read_text(encoding="utf-8"))
     return 0
 
@@ -157,10 +157,10 @@ def bench(
 
     captioner = load_captioner(model, overrides)
     fetch_weights_of(captioner)
-    found = bench(captioner, model)
+    results = bench(captioner, model)
     if json:
-        print_json(found)
+        print_json(results)
         return 0
-    for name, value in found.items():
+    for name, value in results.items():
         print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
     return 0

@@ -1,4 +1,4 @@
-"""Models are trained, tried and scored: train, predict, evaluate, calibrate."""
+"""Commands that train and score models: train, predict, evaluate, calibrate."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def predict(
     from haav.inference import predict
     from haav.store import Store
 
-    check_writable(Path(out))  # what cannot end well is said before the work, not after
+    check_writable(Path(out))  # fail before the work, not after it
     captioner = None if baseline else load_captioner(model, overrides, device)
     with Store(store) as opened, output.progress("photos") as progress:
         if dataset:
@@ -90,8 +90,8 @@ def predict(
         if captioner is None:
             captions = dict(predict.retrieved(opened, photos, baseline or ""))
         else:
-            found = predict.predict(captioner, opened, photos, batch, progress, seed)
-            captions = {photo: caption.text for photo, caption in found}
+            predicted = predict.predict(captioner, opened, photos, batch, progress, seed)
+            captions = {photo: caption.text for photo, caption in predicted}
     save_predictions(out, captions, names)
     print(f"{out}: {len(captions):,} captions.")
     return 0
@@ -123,7 +123,7 @@ def evaluate(
     wanted = {photo.id: photo.captions for photo in photos}
     labels = load_objects(objects, photos) if objects else None
     files = [predictions, *([compare] if compare else [])]
-    said = [match(load_predictions(path), photos) for path in files]  # all are read before any is scored
+    said = [match(load_predictions(path), photos) for path in files]  # read all files before scoring any
     first, *others = (score(captions, wanted, labels, listed(skip)) for captions in said)
     second = others[0] if others else None
     differences = compare_reports(first, second) if second else None
@@ -131,7 +131,7 @@ def evaluate(
         data = first.to_json()
         if second and differences:
             data["compare"] = second.to_json()
-            data["difference"] = {name: asdict(found) for name, found in differences.items()}
+            data["difference"] = {name: asdict(difference) for name, difference in differences.items()}
         print_json(data)
     else:
         output.print_report(first, second, differences)
@@ -169,7 +169,7 @@ def calibrate(
     with Store(store) as opened, output.progress("photos") as progress:
         captions = dict(predict.predict(captioner, opened, photos, progress=progress, seed=0))
     settings, report = predict.calibrate(captions, photos)
-    saved = Captioner.from_pretrained(model)  # as it was: decode settings of this command are not the model's
+    saved = Captioner.from_pretrained(model)  # reloaded, so that decode settings of this command are not saved
     saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model, saved_dtype(model))
     print_json({"offset": settings.offset, "slope": settings.slope, **report})
     return 0

@@ -1,4 +1,4 @@
-"""Frozen weights on this machine: list, fetch, verify, remove."""
+"""The command for frozen weights on this machine: list, fetch, verify, remove."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def _list(chosen: Sequence[store.Artefact], json: bool) -> None:
 
 
 def _verify(names: Sequence[str], json: bool) -> int:
-    """Those that are named, or all that are here"""
+    """Verify the named weights, or all that are present."""
     chosen = [store.find(name) for name in names]
     chosen = chosen or [artefact for artefact in store.ARTEFACTS.values() if store.folder(artefact).exists()]
     faults = {artefact.name: store.verify(artefact) for artefact in chosen}
     if json:
         print_json(faults)
     else:
-        for name, found in faults.items():
-            print(f"{name}: {'; '.join(found) or 'whole'}")
-    damaged = [name for name, found in faults.items() if found]
+        for name, problems in faults.items():
+            print(f"{name}: {'; '.join(problems) or 'whole'}")
+    damaged = [name for name, problems in faults.items() if problems]
     if damaged:
         print(f"{len(damaged)} of {len(faults)} are not whole.", file=sys.stderr)
         print(f"  Fetch them again with: haav weights fetch {' '.join(damaged)}", file=sys.stderr)
@@ -90,7 +90,7 @@ def _verify(names: Sequence[str], json: bool) -> int:
 
 
 def _named(names: Sequence[str]) -> list[store.Artefact]:
-    """Weights by their own names, or by that of a model whose views need them"""
+    """Weights by name, or by the name of a model whose views need them"""
     chosen: dict[str, store.Artefact] = {}
     for name in names:
         if name in store.ARTEFACTS:
@@ -103,5 +103,5 @@ def _named(names: Sequence[str]) -> list[store.Artefact]:
             needed = list(weights_of(read_config(name).model.views, **own_texts(find_model(name))))
         else:
             raise ConfigError(unknown("weights", name, store.ARTEFACTS) + "\n  Or the folder of a model.")
-        chosen |= {each: store.find(each) for each in needed}
+        chosen |= {key: store.find(key) for key in needed}
     return list(chosen.values())

@@ -1,4 +1,4 @@
-"""Presets, recipes and grids by name, and how settings are layered: preset, then file, then flags."""
+"""Find presets, recipes and grids by name, and layer settings: preset, then file, then flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from haav.files import read_text
 
 MAX_BYTES = 1_000_000
 TABLES = (("model", "views"),)
-"""tables that a file states as a whole: its views replace the preset's, they do not join them"""
+"""tables that a file replaces as a whole: its views replace those of the preset and are not merged with them"""
 
 Source = dict[SettingPath, Given]
 
@@ -34,12 +34,12 @@ def grid_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """A file of the user's, or a recipe by name, with or without `.yaml`"""
+    """Path of a YAML file, or of a recipe by name, with or without `.yaml`"""
     return _find("recipe", name)
 
 
 def find_grid(name: str) -> Path:
-    """A file of the user's, or a grid of runs by name, with or without `.yaml`"""
+    """Path of a YAML file, or of a grid by name, with or without `.yaml`"""
     return _find("grid", name)
 
 
@@ -63,9 +63,10 @@ def _find(what: str, name: str) -> Path:
 def read_settings(
     preset: str | None = None, file: str | Path | None = None, flags: Mapping[SettingPath, Given] | None = None
 ) -> tuple[Config, list[str]]:
-    """The settings and all problems with them. `model.build.load_config` fills in what is left open.
+    """The settings and all problems with them. `model.build.load_config` resolves settings that depend on others.
 
-    `preset` starts (default: the file's own, else best), `file` overrides it, `flags` override both.
+    `preset` is the base (default: the one that the file names, otherwise best). `file` overrides it. `flags` override
+    both.
     """
     layers = _preset_layers(preset or "best") if file is None else _file_layers(Path(file), preset)
     return parse([*layers, dict(flags or {})])
@@ -83,7 +84,7 @@ def _preset_layers(name: str) -> list[Source]:
 
 
 def _layers(text: str, origin: str, base: str | None) -> list[Source]:
-    """The YAML and what it is based on (`preset: NAME`, or `base` when the user says so), the base first."""
+    """Layers of a YAML text, its base first. The base is `base` if given, otherwise the `preset: NAME` of the text."""
     tree = _parse_yaml(text, origin)
     named = tree.pop("preset", None)
     below = _preset_layers(base or str(named)) if base or named else []
@@ -92,12 +93,12 @@ def _layers(text: str, origin: str, base: str | None) -> list[Source]:
     flat = flatten(tree, f"{origin}: ")
     for table in TABLES:
         if any(path[: len(table)] == table for path in flat):
-            below = [{path: given for path, given in layer.items() if path[: len(table)] != table} for layer in below]
+            below = [{path: leaf for path, leaf in layer.items() if path[: len(table)] != table} for layer in below]
     return [*below, flat]
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML without aliases: a few lines of them can unfold into gigabytes."""
+    """Plain YAML without aliases, because a few lines of aliases can expand to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -121,7 +122,7 @@ def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
 
 
 def flags_from(pairs: Sequence[tuple[str, str]]) -> dict[SettingPath, Given]:
-    """[("--model.d_model", "512")] → flags for `read_settings`; problems will spell them as they were typed."""
+    """[("--model.d_model", "512")] → flags for `read_settings`. Problems spell the flags as they were typed."""
     return {tuple(flag.removeprefix("--").split(".")): Given(_scalar(value), flag) for flag, value in pairs}
 
 

@@ -1,7 +1,7 @@
-"""Layers of settings to a checked `Config`; all problems are reported at once.
+"""Parse layers of settings into a validated `Config`. All problems are reported at once.
 
-`parse` merges layers (preset, file, flags; later ones win). It remembers where each value was written and spells a
-problem the way the user spelled the setting.
+`parse` merges layers (preset, file, flags). Later layers win. It remembers where each value was written, and problems
+spell a setting as the user spelled it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from haav.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Given:
-    """A value as somebody wrote it, and how they spelled the setting."""
+    """A value as the user wrote it, and how the user spelled the setting."""
 
     value: Any
     spelling: str
@@ -30,7 +30,7 @@ SettingPath = tuple[str, ...]
 
 
 def parse(sources: Sequence[Mapping[SettingPath, Given]]) -> tuple[Config, list[str]]:
-    """Merge the sources and read a Config; problems come back as sentences, defaults stand in for them."""
+    """Merge the sources into a Config. Problems are returned as sentences. Defaults replace invalid values."""
     problems: list[str] = []
     config = _read(Config, _nest(sources), (), problems)
     assert isinstance(config, Config)
@@ -39,7 +39,7 @@ def parse(sources: Sequence[Mapping[SettingPath, Given]]) -> tuple[Config, list[
 
 
 def flatten(tree: Mapping[str, Any], origin: str = "", path: SettingPath = ()) -> dict[SettingPath, Given]:
-    """Nested mapping → {path: Given}, spelled as the dotted path behind `origin`."""
+    """Nested mapping → {path: Given}. The spelling is `origin` followed by the dotted path."""
     flat: dict[SettingPath, Given] = {}
     for key, value in tree.items():
         here = (*path, str(key))
@@ -51,55 +51,55 @@ def flatten(tree: Mapping[str, Any], origin: str = "", path: SettingPath = ()) -
 
 
 def override(config: Config, section: str, settings: Mapping[str, Any]) -> Config:
-    """Another config with some settings of a section replaced, checked like any other."""
-    given: dict[SettingPath, Given] = {(section, name): Given(value, name) for name, value in settings.items()}
-    changed, problems = parse([flatten(to_dict(config)), given])
+    """A validated copy of the config with some settings of a section replaced."""
+    changes: dict[SettingPath, Given] = {(section, name): Given(value, name) for name, value in settings.items()}
+    changed, problems = parse([flatten(to_dict(config)), changes])
     if problems:
         raise ConfigError.of(problems)
     return changed
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict, ready for JSON or YAML."""
+    """Plain nested dict for JSON or YAML."""
     return dataclasses.asdict(config)
 
 
 def _nest(sources: Sequence[Mapping[SettingPath, Given]]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for source in sources:
-        for path, given in source.items():
+        for path, leaf in source.items():
             node = tree
             for key in path[:-1]:
                 if not isinstance(node.get(key), dict):
                     node[key] = {}
                 node = node[key]
-            node[path[-1]] = given
+            node[path[-1]] = leaf
     return tree
 
 
-def _read(kind: Any, node: Any, path: SettingPath, problems: list[str]) -> Any:
-    """`node` (nested dicts with Given leaves) as an instance of `kind`."""
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, node, path, problems)
-    if typing.get_origin(kind) is dict:
-        return _read_table(typing.get_args(kind)[1], node, path, problems)
+def _read(declared: Any, node: Any, path: SettingPath, problems: list[str]) -> Any:
+    """`node` (nested dicts with Given leaves) as an instance of the type `declared`."""
+    if dataclasses.is_dataclass(declared):
+        return _read_dataclass(declared, node, path, problems)
+    if typing.get_origin(declared) is dict:
+        return _read_table(typing.get_args(declared)[1], node, path, problems)
     if isinstance(node, dict):
         first = _first_leaf(node)
-        raise _Problem(f"'{first.spelling}' goes too deep: '{'.'.join(path)}' takes {_kind_name(kind)}.")
-    return _coerce(kind, node)
+        raise _Problem(f"'{first.spelling}' goes too deep: '{'.'.join(path)}' takes {_type_name(declared)}.")
+    return _coerce(declared, node)
 
 
 class _Problem(Exception):
     pass
 
 
-def _read_dataclass(kind: Any, node: Any, path: SettingPath, problems: list[str]) -> Any:
+def _read_dataclass(declared: Any, node: Any, path: SettingPath, problems: list[str]) -> Any:
     if isinstance(node, Given):
         if node.value not in (None, {}):
             problems.append(f"'{node.spelling}' takes settings of its own, not {node.value!r}.")
         node = {}
-    hints = typing.get_type_hints(kind)
-    fields = {item.name: item for item in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(declared)
+    fields = {item.name: item for item in dataclasses.fields(declared)}
     for key in sorted(node.keys() - fields.keys()):
         leaf = _first_leaf(node[key])
         problems.append(_unknown_setting(leaf.spelling, key, fields))
@@ -121,11 +121,11 @@ def _read_dataclass(kind: Any, node: Any, path: SettingPath, problems: list[str]
             problems.append(str(problem))
             if item.default is MISSING and item.default_factory is MISSING:
                 values[name] = 1
-    return kind(**values)
+    return declared(**values)
 
 
-def _read_table(kind: Any, node: Any, path: SettingPath, problems: list[str]) -> dict[str, Any]:
-    """A dict of named entries; an entry set to null is taken out."""
+def _read_table(declared: Any, node: Any, path: SettingPath, problems: list[str]) -> dict[str, Any]:
+    """A dict of named entries. An entry set to null is removed."""
     if isinstance(node, Given):
         if node.value not in (None, {}):
             raise _Problem(f"'{node.spelling}' takes named entries, not {node.value!r}.")
@@ -141,70 +141,70 @@ def _read_table(kind: Any, node: Any, path: SettingPath, problems: list[str]) ->
             )
             continue
         try:
-            table[name] = _read(kind, entry, (*path, name), problems)
+            table[name] = _read(declared, entry, (*path, name), problems)
         except _Problem as problem:
             problems.append(str(problem))
     return table
 
 
-def _coerce(kind: Any, given: Given) -> Any:
-    """YAML and flags blur numbers, words and truth values; the declared type decides."""
-    value = given.value
-    if typing.get_origin(kind) in (Union, types.UnionType):
-        options = typing.get_args(kind)
+def _coerce(declared: Any, leaf: Given) -> Any:
+    """Convert a value to its declared type. YAML and flags do not distinguish numbers, words and booleans reliably."""
+    value = leaf.value
+    if typing.get_origin(declared) in (Union, types.UnionType):
+        options = typing.get_args(declared)
         if type(None) in options and value in (None, "null", "none", "auto"):
             return None
-        (kind,) = [option for option in options if option is not type(None)]
-    if kind is bool:
+        (declared,) = [option for option in options if option is not type(None)]
+    if declared is bool:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if isinstance(value, bool):
             return value
-    elif kind is str:
+    elif declared is str:
         if isinstance(value, str):
             return value
-    elif kind == tuple[str, ...]:
+    elif declared == tuple[str, ...]:
         words = value.split(",") if isinstance(value, str) else value
         if isinstance(words, (list, tuple)) and all(isinstance(word, str) and word for word in words):
             return tuple(words)
     elif isinstance(value, bool):
         pass
-    elif kind is int:
+    elif declared is int:
         if isinstance(value, int):
             return value
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value):
             return int(value)
         if isinstance(value, float) and value.is_integer():
             return int(value)
-    elif kind is float and isinstance(value, (int, float, str)):
+    elif declared is float and isinstance(value, (int, float, str)):
         try:
-            number = float(value)
+            parsed = float(value)
         except (ValueError, OverflowError):
-            number = float("nan")
-        if number == number and abs(number) != float("inf"):
-            return number
-    raise _Problem(f"'{given.spelling}' takes {_kind_name(kind)}, not {value!r}.")
+            parsed = float("nan")
+        if parsed == parsed and abs(parsed) != float("inf"):
+            return parsed
+    raise _Problem(f"'{leaf.spelling}' takes {_type_name(declared)}, not {value!r}.")
 
 
 def _check_range(value: Any, metadata: Mapping[str, Any], node: Any) -> None:
-    """Declared bounds apply to a number and to each number of a table."""
+    """Check declared bounds, which apply to a number and to each number of a table."""
     low, below, choices = metadata.get("low"), metadata.get("below"), metadata.get("choices")
     entries = value.items() if isinstance(value, dict) else [(None, value)]
     for name, entry in entries:
-        given = node if name is None else node[name]
-        if not isinstance(given, Given):
+        leaf = node if name is None else node[name]
+        if not isinstance(leaf, Given):
             continue
         if choices and entry not in choices:
             close = did_you_mean(str(entry), choices)
-            raise _Problem(f"'{given.spelling}' is one of {', '.join(choices)}, not '{entry}'.{close}")
+            raise _Problem(f"'{leaf.spelling}' is one of {', '.join(choices)}, not '{entry}'.{close}")
         if low is not None and entry < low:
-            raise _Problem(f"'{given.spelling}' must be at least {low}, not {entry}.")
+            raise _Problem(f"'{leaf.spelling}' must be at least {low}, not {entry}.")
         if below is not None and entry >= below:
-            raise _Problem(f"'{given.spelling}' must be below {below}, not {entry}.")
+            raise _Problem(f"'{leaf.spelling}' must be below {below}, not {entry}.")
 
 
 def _check_relations(config: Config, problems: list[str]) -> None:
-    """What no single setting can be blamed for."""
+    """Check constraints between settings."""
     model = config.model
     if model.d_model % model.heads:
         problems.append(f"d_model {model.d_model} does not divide into {model.heads} heads.")
@@ -225,7 +225,7 @@ def _check_relations(config: Config, problems: list[str]) -> None:
 
 
 def _unknown_setting(spelling: str, key: str, allowed: Mapping[str, Any]) -> str:
-    """Suggest within the user's own spelling: --model.d_modle → --model.d_model."""
+    """Suggest a correction in the spelling of the user: --model.d_modle → --model.d_model."""
     close = did_you_mean(key, allowed)
     if not close:
         return f"unknown setting '{spelling}'. Available here: {', '.join(sorted(allowed))}."
@@ -241,7 +241,7 @@ def _first_leaf(node: Any) -> Given:
     return node
 
 
-def _kind_name(kind: Any) -> str:
+def _type_name(declared: Any) -> str:
     names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     names[tuple[str, ...]] = "a list of words"
-    return names.get(kind, str(kind))
+    return names.get(declared, str(declared))

@@ -119,8 +119,8 @@ class TrainConfig:
 
     objective: str = setting("xe", "imitate captions, or earn CIDEr (self-critical)", choices=("xe", "scst"))
     epochs: int = setting(20, "passes over the labelled photos", low=1)
-    batch: int = setting(50, "labelled photos a step", low=1)
-    unlabelled_batch: int = setting(0, "further photos a step, for the contrastive loss only", low=0)
+    batch: int = setting(50, "labelled photos per step", low=1)
+    unlabelled_batch: int = setting(0, "further photos per step, for the contrastive loss only", low=0)
     captions: int = setting(5, "captions of a photo used in a step, drawn anew each epoch", low=1)
     lr: float = setting(2e-5, "learning rate", low=0)
     schedule: str = setting("constant", "of the learning rate after warm-up", choices=("constant", "cosine", "cyclic"))
@@ -128,7 +128,7 @@ class TrainConfig:
     weight_decay: float = setting(0.05, "AdamW's", low=0)
     decay_all: bool = setting(False, "decay norms and biases too")
     clip: float = setting(1.0, "largest gradient norm; 0: any", low=0)
-    accumulate: int = setting(1, "batches a step", low=1)
+    accumulate: int = setting(1, "batches per step", low=1)
     label_smoothing: float = setting(0.0, "share of probability spread over all words", low=0, below=1)
     ema: float = setting(
         0.0, "decay of an average of the weights that is evaluated and saved instead; 0: none", low=0, below=1

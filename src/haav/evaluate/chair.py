@@ -1,7 +1,7 @@
-"""CHAIR (Rohrbach et al. 2018): objects that a caption names although the photo has none of them.
+"""CHAIR (Rohrbach et al. 2018): hallucinated objects, which a caption names but the photo does not contain.
 
-An object counts as being there if the labels say so or if a person's caption names it. Words stand for the 80
-classes of COCO; other labels stand for themselves.
+An object counts as present if the labels contain it or if a reference caption names it. Words are mapped to the 80
+classes of COCO. Other labels are classes of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ microwave; oven: stove; toaster; sink; refrigerator: fridge; book; clock; vase; 
 drier: hairdryer; toothbrush: toothbrushes
 """
 _NOTHING = ("toilet paper", "car seat", "train station", "train track", "bus stop", "bed room", "table cloth")
-"""name no object of these classes, though their words do"""
+"""phrases that name no object of these classes, although their words do"""
 
 
 def chair(
@@ -36,13 +36,13 @@ def chair(
     labels: Sequence[Iterable[str]],
     references: Sequence[Sequence[Caption]],
 ) -> dict[str, float]:
-    """CHAIRi: share of named objects that are not there; CHAIRs: share of captions that name one."""
-    labels = [[label.strip().lower() for label in own] for own in labels]
-    names = _names({label for own in labels for label in own})
+    """CHAIRi: share of named objects that are absent. CHAIRs: share of captions that name an absent object."""
+    labels = [[label.strip().lower() for label in photo_labels] for photo_labels in labels]
+    names = _names({label for photo_labels in labels for label in photo_labels})
     said = [mentioned(caption, names) for caption in captions]
     wrong = []
-    for objects, own, texts in zip(said, labels, references, strict=True):
-        there = {names[_singular(label, names)] for label in own} | {
+    for objects, photo_labels, texts in zip(said, labels, references, strict=True):
+        there = {names[_singular(label, names)] for label in photo_labels} | {
             name for text in texts for name in mentioned(text, names)
         }
         wrong.append([name for name in objects if name not in there])
@@ -53,33 +53,33 @@ def chair(
 
 
 def mentioned(caption: Caption, names: Mapping[str, str | None]) -> list[str]:
-    """The classes of the objects that a caption names, in its order; two words that make one name go first."""
-    found, at = [], 0
-    while at < len(caption):
+    """Classes of the objects that a caption names, in order. Names of two words take precedence."""
+    classes, position = [], 0
+    while position < len(caption):
         for length in (2, 1):
-            name = " ".join(caption[at : at + length])
+            name = " ".join(caption[position : position + length])
             known = _singular(name, names)
             if known in names:
                 break
-        at += length
+        position += length
         if named := names.get(known):
-            found.append(named)
-    return found
+            classes.append(named)
+    return classes
 
 
 def _singular(name: str, names: Mapping[str, str | None]) -> str:
-    """The name itself if it is known, else without its plural's ending if that is"""
+    """The name if it is known, otherwise its singular if that is known, otherwise the name"""
     forms = (name, name.removesuffix("s"), name.removesuffix("es"))
     return next((form for form in forms if names.get(form) or form in _NOTHING), name)
 
 
 def class_names() -> dict[str, str | None]:
-    """word or two words → class of COCO"""
+    """One or two words → class of COCO"""
     return _names(())
 
 
 def _names(labels: Iterable[str]) -> dict[str, str | None]:
-    """word or two words → class, None for what is no object"""
+    """One or two words → class, or None for phrases that name no object"""
     names: dict[str, str | None] = dict.fromkeys(_NOTHING)
     for entry in " ".join(_NAMES.split()).split(";"):
         name, _, others = (part.strip() for part in entry.partition(":"))

@@ -1,8 +1,8 @@
-"""CIDEr (Vedantam et al. 2015): how near a caption comes to its references, words weighed by how telling they are.
+"""CIDEr (Vedantam et al. 2015): tf-idf weighted n-gram similarity of a caption to its references.
 
-What COCO's tools print as CIDEr is CIDEr-D: matches are clipped, and captions of another length than the reference
-are marked down. It is also the reward of self-critical training. References are turned into tf-idf vectors once;
-captions are then scored in a few array operations, whatever their number.
+CIDEr in COCO's tools is CIDEr-D: matches are clipped, and captions are penalised if their length differs from that of
+the reference. It is also the reward of self-critical training. References are converted to tf-idf vectors once. Any
+number of captions is then scored in a few array operations.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SIGMA = 6.0
 
 class Cider:
     def __init__(self, references: Sequence[Sequence[Caption]], per_caption: bool = False) -> None:
-        """`references` of each photo; `per_caption`: documents, whose frequency tells how telling a word is, are
-        captions (the release's way) instead of photos."""
+        """`references`: those of each photo. `per_caption`: document frequencies are counted over captions, as in the
+        release, instead of over photos."""
         self.references = np.array([len(texts) for texts in references], dtype=np.int64)
         photo = np.repeat(np.arange(len(references)), self.references)
         self.table = NgramTable([text for texts in references for text in texts])
@@ -33,7 +33,7 @@ class Cider:
         self.idf = self.unseen - np.log(np.maximum(frequency, 1))
         weights, self.norms = self._vectors(counts)
         self.bigrams = np.maximum(counts.words - 1, 0)
-        # Rows sorted by photo and n-gram, so that a caption's n-grams find those of all its references at once.
+        # Rows are sorted by photo and n-gram, so that one search finds an n-gram in all references of a photo.
         self.key = photo[counts.caption] * self.table.size + counts.gram
         order = np.argsort(self.key, kind="stable")
         self.key, self.weight, self.text = self.key[order], weights[order], counts.caption[order]
@@ -42,9 +42,9 @@ class Cider:
     def score(
         self, photos: Sequence[int] | Ints, captions: Sequence[Caption], plain: bool = False
     ) -> NDArray[np.float64]:
-        """(N,) scores of captions of the given photos (by number)
+        """(N,) scores of captions. `photos` are indices of the photos.
 
-        `plain`: CIDEr as first defined, without clipping and without regard to length.
+        `plain`: the original CIDEr, without clipping and without the length penalty.
         """
         photo = np.asarray(photos, dtype=np.int64)
         counts = self.table.count(captions)
@@ -52,12 +52,12 @@ class Cider:
         known = np.flatnonzero(counts.gram < self.table.size)
         wanted = photo[counts.caption[known]] * self.table.size + counts.gram[known]
         low, high = np.searchsorted(self.key, wanted, "left"), np.searchsorted(self.key, wanted, "right")
-        found = high - low
-        # One row for each n-gram of a caption and reference that has it too.
-        row = np.repeat(known, found)
-        match = np.arange(len(row)) + np.repeat(low - (np.cumsum(found) - found), found)
-        own, other = weights[row], self.weight[match]
-        product = (own if plain else np.minimum(own, other)) * other
+        matches = high - low
+        # One row per n-gram of a caption and reference that contains it.
+        row = np.repeat(known, matches)
+        match = np.arange(len(row)) + np.repeat(low - (np.cumsum(matches) - matches), matches)
+        caption_weight, reference_weight = weights[row], self.weight[match]
+        product = (caption_weight if plain else np.minimum(caption_weight, reference_weight)) * reference_weight
         pairs = self.references[photo]
         start = np.cumsum(pairs) - pairs
         pair = start[counts.caption[row]] + self.text[match] - self.first[photo[counts.caption[row]]]

@@ -1,17 +1,17 @@
-"""METEOR 1.5 (Denkowski & Lavie 2014) for English, in process: the scores of the jar that COCO's evaluation runs.
+"""METEOR 1.5 (Denkowski & Lavie 2014) for English, without Java: the scores of the jar of COCO's evaluation.
 
 `meteor(hypotheses, references)` equals `java -jar meteor-1.5.jar - - -stdio -l en -norm`. The word tables are read
-from that jar and the file beside it, both in the wheel of pycocoevalcap; no Java runs. A beam search aligns a caption
-with each of its references by four kinds of match, and its best reference counts:
+from that jar and the file beside it, both in the wheel of pycocoevalcap. A beam search aligns a caption with each of
+its references by four kinds of match. The best reference counts:
 
     P, R     weighted matches / weighted length of the hypothesis, of the reference;
              a match of kind i weighs w_i, a content word δ, a function word 1 - δ
     F_mean   P·R / (α·P + (1 - α)·R)
     score    F_mean · (1 - γ·(chunks / matches)^β)
 
-All that P, R, chunks and matches need are sums over segments, so a corpus score is the score of summed statistics.
+P, R, chunks and matches are computed from sums over segments, so a corpus score is the score of summed statistics.
 
-One thing is not the jar's: it takes words for equal whose 32-bit hashes are, such as "ap" and "c2".
+There is one difference from the jar: the jar treats words with equal 32-bit hashes as equal, such as "ap" and "c2".
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Blocks = Iterable[tuple[Sequence[bytes], Sequence[bytes]]]
 def meteor(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], data: MeteorData | None = None
 ) -> tuple[float, list[float]]:
-    """Corpus score and segment scores, in [0, 1]; the best reference of a segment counts."""
+    """Corpus score and segment scores, in [0, 1]. The best reference of each segment counts."""
     stats = meteor_stats(hypotheses, references, data)
     return float(score(stats.sum(axis=0))), score(stats).tolist()
 
@@ -69,7 +69,7 @@ def meteor_stats(
     """
     data = data or load_meteor()
     tested = [normalize(text.replace("|||", ""), data.prefixes) for text in hypotheses]
-    # The jar reads all texts of a segment from one line with '|||' between, so one inside a reference makes it two.
+    # The jar reads all texts of a segment from one line, separated by '|||', so '|||' splits a reference in two.
     wanted = [[normalize(part, data.prefixes) for text in texts for part in text.split("|||")] for texts in references]
     if [] in wanted:
         raise DataError(f"segment {wanted.index([])} has no reference; METEOR needs at least one.")
@@ -80,7 +80,7 @@ def meteor_stats(
     best, end = [], 0
     for of_segment in rows:
         start, end = end, end + len(of_segment)
-        best.append(start + int(scores[start:end].argmax()))  # of equals the first, as in the jar
+        best.append(start + int(scores[start:end].argmax()))  # the first of equal scores, as in the jar
     return stats[best]
 
 
@@ -90,7 +90,7 @@ def score(stats: np.ndarray) -> np.ndarray:
     matches = np.zeros_like(length)
     for columns, importance in ((CONTENT, DELTA), (FUNCTION, 1 - DELTA)):
         of_kind = stats[..., columns]
-        for kind, weight in enumerate(WEIGHTS):  # one by one: the jar's order of additions, to the last bit
+        for kind, weight in enumerate(WEIGHTS):  # in the order of the jar, for bit-identical sums
             matches = matches + of_kind[..., 2 * kind : 2 * kind + 2] * weight * importance
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = matches / (DELTA * (length - function_words) + (1 - DELTA) * function_words)
@@ -113,7 +113,7 @@ class MeteorData:
 
 
 class ParaphraseFile:
-    """5.3 million paraphrases, 60 MB on disk and 270 MB unpacked: each loop reads them anew, in small blocks."""
+    """5.3 million paraphrases, 60 MB on disk and 270 MB unpacked. Each iteration reads the file in small blocks."""
 
     def __init__(self, path: Path, block: int = 1 << 18) -> None:
         self.path, self.block = path, block
@@ -130,9 +130,9 @@ class ParaphraseFile:
 
 
 def load_meteor() -> MeteorData:
-    """The tables in pycocoevalcap's folder, which is found and not imported."""
-    found = find_spec("pycocoevalcap")
-    folder = Path(next(iter(found.submodule_search_locations or ()), "")) / "meteor" if found else Path()
+    """Load the tables in the folder of pycocoevalcap. The package is located, but not imported."""
+    spec = find_spec("pycocoevalcap")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) / "meteor" if spec else Path()
     jar, paraphrases = folder / "meteor-1.5.jar", folder / "data" / "paraphrase-en.gz"
     if not (jar.is_file() and paraphrases.is_file()):
         raise DataError(f"METEOR needs the word tables of the package pycocoevalcap.\n  {INSTALL}")
@@ -161,7 +161,7 @@ def load_meteor() -> MeteorData:
 
 # --- Words to matches ------------------------------------------------------------------------------------------------
 
-# WordNet's detachment rules, in the jar's order: the first that gives a known word gives the base form.
+# WordNet's detachment rules in the order of the jar. The first one that yields a known word determines the base form.
 _DETACH = (
     ("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"), ("men", "man"), ("ies", "y"),
     ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", ""), ("er", ""), ("est", ""), ("er", "e"),
@@ -183,14 +183,14 @@ class Match(NamedTuple):
 
 
 class Phrases(NamedTuple):
-    """Those of a sentence that have or are a paraphrase."""
+    """Phrases of a sentence that have or are a paraphrase."""
 
     spans: list[tuple[str, int, int]]  # phrase, start, end; by start and length
     places: dict[str, list[tuple[int, int]]]
 
 
 class Aligner:
-    """Aligns hypotheses with references; holds the paraphrases that the given sentences can need."""
+    """Aligns hypotheses with references. It holds the paraphrases that can occur in the given sentences."""
 
     def __init__(self, data: MeteorData, sentences: Iterable[Words]) -> None:
         self.data = data
@@ -200,7 +200,7 @@ class Aligner:
         self._stem, self._synsets, self._kinds = cache(stem), cache(self._find_synsets), cache(self._compare)
 
     def align(self, hypothesis: Words, references: Sequence[Words]) -> list[list[int]]:
-        """One row of statistics for each reference."""
+        """One row of statistics per reference."""
         places: dict[str, list[int]] = {}
         for place, word in enumerate(hypothesis):
             places.setdefault(word, []).append(place)
@@ -214,18 +214,18 @@ class Aligner:
                     of_word[word] = sorted((kind, place) for kind, other in kinds for place in places[other])
             size = len(hypothesis)
             matches = [
-                [_match(size, kind, start, start + 1, at, at + 1) for kind, start in of_word[word]]
-                for at, word in enumerate(reference)
+                [_match(size, kind, start, start + 1, position, position + 1) for kind, start in of_word[word]]
+                for position, word in enumerate(reference)
             ]
             if hypothesis == reference:
-                matches = [[match for match in found if match.kind == EXACT] for found in matches]
+                matches = [[match for match in candidates if match.kind == EXACT] for candidates in matches]
             else:
                 self._add_paraphrases(matches, size, phrases, self._phrases(reference))
             rows.append(self._count(hypothesis, reference, *search(matches)))
         return rows
 
     def _compare(self, word: str, other: str) -> tuple[int, ...]:
-        """The kinds of match that two words are."""
+        """The kinds of match between two words."""
         if word == other:
             return (EXACT,)
         by_stem = (STEM,) if self._stem(word) == self._stem(other) else ()
@@ -241,18 +241,18 @@ class Aligner:
         return frozenset(synset for form in (word, *(bases or ())) for synset in known.get(form, "").split())
 
     def _phrases(self, words: Words) -> Phrases:
-        found = Phrases([], {})
+        phrases = Phrases([], {})
         for start in range(len(words)):
             for end, phrase in enumerate(accumulate(words[start:], _longer), start + 1):
                 if phrase not in self.openings:
                     break
                 if phrase in self.phrases:
-                    found.spans.append((phrase, start, end))
-                    found.places.setdefault(phrase, []).append((start, end))
-        return found
+                    phrases.spans.append((phrase, start, end))
+                    phrases.places.setdefault(phrase, []).append((start, end))
+        return phrases
 
     def _add_paraphrases(self, matches: list[list[Match]], size: int, hypothesis: Phrases, reference: Phrases) -> None:
-        """From the reference's phrases, then from the hypothesis'; a pair known both ways makes two matches."""
+        """From phrases of the reference, then of the hypothesis. A pair known in both directions gives two matches."""
         for at, until, start, end in self._pairs(reference, hypothesis):
             matches[at].append(_match(size, PARAPHRASE, start, end, at, until))
         for start, end, at, until in self._pairs(hypothesis, reference):
@@ -278,7 +278,7 @@ class Aligner:
                 functions = sum(is_function[span])
                 row[FUNCTION.start + 2 * match.kind + side] += functions
                 row[CONTENT.start + 2 * match.kind + side] += span.stop - span.start - functions
-        # The jar sees no fragmentation where all words match in one chunk, and leaves it out of the corpus' sum.
+        # If all words match in one chunk, the jar counts no chunk, and leaves it out of the corpus sum.
         complete = chunks == 1 and sum(row[CONTENT.start : FUNCTION.stop]) == len(hypothesis) + len(reference)
         row[CHUNKS] = 0 if complete else chunks
         return row
@@ -295,16 +295,16 @@ def _select(blocks: Blocks, sentences: Iterable[Words]) -> dict[str, set[str]]:
         words = [word.encode() for word in sentence]
         for length in range(1, LONGEST_PHRASE + 1):
             phrases.update(b" ".join(words[start : start + length]) for start in range(len(words) - length + 1))
-    found: dict[str, set[str]] = {}
+    selected: dict[str, set[str]] = {}
     for block, paraphrases in blocks:
         for phrase, paraphrase in compress(zip(block, paraphrases, strict=True), map(phrases.__contains__, block)):
             if paraphrase in phrases:
-                found.setdefault(phrase.decode(), set()).add(paraphrase.decode())
-    return found
+                selected.setdefault(phrase.decode(), set()).add(paraphrase.decode())
+    return selected
 
 
-# The search key of a partial alignment orders as the jar's comparator: most words matched, where a word of an inexact
-# match counts half and halves of a match are cut off; then fewest chunks; then least distance.
+# The search key of a partial alignment sorts like the comparator of the jar: most matched words first, then fewest
+# chunks, then least distance. A word of an inexact match counts half, rounded down.
 _MATCHED, _CHUNK = 1 << 64, 1 << 32
 
 
@@ -316,34 +316,34 @@ def _match(size: int, kind: int, start: int, end: int, at: int, until: int) -> M
 
 
 def search(matches: Sequence[Sequence[Match]]) -> tuple[list[Match], int]:
-    """The jar's beam search, given what can match from each word of the reference → chosen matches, chunks.
+    """The beam search of the jar. Takes the possible matches at each reference word; returns chosen matches and chunks.
 
-    It keeps to the jar in all that breaks ties. Paths are sorted at each word, stably. And the distance of a match is
-    added not to the path that takes it but to those that its parent tries afterwards.
+    Ties are broken as in the jar. Paths are sorted stably at each word. The distance of a match is not added to the
+    path that takes it, but to the paths that its parent tries afterwards.
     """
     once = twice = 0
-    for found in matches:
-        for match in found:
+    for candidates in matches:
+        for match in candidates:
             twice |= once & match.used
             once |= match.used
 
     # A path: key, reference words done, end of the open chunk or -1, words used, (path so far, match).
     paths: list[tuple[Any, ...]] = [(0, 0, -1, 0, None)]
-    for at, found in enumerate(matches):
-        certain = len(found) == 1 and not found[0].used & twice
+    for position, candidates in enumerate(matches):
+        certain = len(candidates) == 1 and not candidates[0].used & twice
         following = []
         for path in paths:
             key, done, end, used, chosen = path
-            if at < done:
+            if position < done:
                 following.append(path)
                 continue
-            for match in found:
+            for match in candidates:
                 if not used & match.used:
                     taken = key + match.gain if end in (-1, match.start) else key + match.gain + _CHUNK
                     following.append((taken, match.until, match.end, used | match.used, (chosen, match)))
                     key += match.distance
             if not certain:
-                following.append((key if end == -1 else key + _CHUNK, at + 1, -1, used, chosen))
+                following.append((key if end == -1 else key + _CHUNK, position + 1, -1, used, chosen))
         paths = following
         if len(paths) > 1:
             paths.sort(key=itemgetter(0))

@@ -1,4 +1,4 @@
-"""Text to words as METEOR's jar makes them (`-norm`)."""
+"""Split text into words like the jar of METEOR (`-norm`)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _WORD = re.compile("[^ \t\n\r\f\u2000-\u200a\u202f\u205f\u3000\xa0]+")
 
 
 def normalize(text: str, prefixes: dict[str, bool]) -> list[str]:
-    """The jar's `-norm`: punctuation apart, hyphens and dots of abbreviations gone, lower case.
+    """The `-norm` of the jar: separates punctuation, removes hyphens and dots of abbreviations, and lowercases.
 
-    It also changes text that the PTB tokenizer has been through: "t-shirt" becomes two words, "u.s." one.
+    It also changes output of the PTB tokenizer: "t-shirt" becomes two words, "u.s." becomes one.
     """
     if _PLAIN.fullmatch(text):
         return text.split()
@@ -54,7 +54,7 @@ def normalize(text: str, prefixes: dict[str, bool]) -> list[str]:
 
 
 def _final_dot(prefix: str, following: str, prefixes: dict[str, bool]) -> str:
-    """`prefix` with or without its dot: an abbreviation loses all dots, the end of a sentence stands apart."""
+    """`prefix` with or without its dot. An abbreviation loses all dots. The dot of a sentence is a separate word."""
     if "." in prefix and _LETTER.search(prefix):
         return prefix.replace(".", "")
     only_before_digits = prefixes.get(prefix)

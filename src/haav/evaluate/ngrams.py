@@ -1,8 +1,8 @@
-"""Captions as counted n-grams in arrays: what BLEU and CIDEr are made of.
+"""N-gram counts of captions in arrays, for BLEU and CIDEr.
 
-An n-gram is known by a number: `4 · place + n - 1`, so that `number & 3` tells its order. The numbers are given
-by chaining: an n-gram is its first n - 1 words' number and its last word, found in a sorted table. Nothing is
-hashed, and any vocabulary fits.
+The id of an n-gram is `4 · place + n - 1`, so `id & 3` is its order (0 for single words). Places are assigned by
+chaining: an n-gram is looked up in a sorted table by the place of its first n - 1 words and the id of its last word.
+Nothing is hashed, and any vocabulary fits.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Caption = Sequence[str]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each n-gram occurs in each caption: rows sorted by caption, then n-gram."""
+    """Counts of n-grams in captions. Rows are sorted by caption, then by n-gram."""
 
     captions: int
     caption: Ints
     gram: Ints
     count: Ints
     words: Ints
-    """(captions,): length of each"""
+    """(captions,): length of each caption"""
 
     @property
     def order(self) -> Ints:
@@ -38,14 +38,14 @@ class Counts:
         return self.gram & (ORDERS - 1)
 
     def sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum a value of each row by caption and order: (captions, 4)"""
+        """Sums of values of rows by caption and order: (captions, 4)"""
         cells = self.caption * ORDERS + self.order
         sums = np.bincount(cells, weights=values, minlength=self.captions * ORDERS)
         return sums.astype(np.float64, copy=False).reshape(-1, ORDERS)
 
 
 class NgramTable:
-    """Numbers the n-grams of some captions; others that it meets later get numbers above them."""
+    """Assigns ids to the n-grams of some captions. N-grams that are met later get higher ids."""
 
     def __init__(self, captions: Sequence[Caption]) -> None:
         self.word_ids: dict[str, int] = {}
@@ -61,10 +61,10 @@ class NgramTable:
         ids = self.word_ids if learn else dict(self.word_ids)  # new words are numbered for this call only
         flat = np.array([ids.setdefault(word, len(ids)) for caption in captions for word in caption], dtype=np.int64)
         owner = np.repeat(np.arange(len(captions)), words)
-        left = np.arange(len(flat)) - np.repeat(np.cumsum(words) - words, words)  # words before each, in its caption
+        left = np.arange(len(flat)) - np.repeat(np.cumsum(words) - words, words)  # words before it in its caption
         numbers, rows = flat, [np.stack([owner, flat * ORDERS])]
         for order in range(1, ORDERS):
-            # Each n-gram ends at a word with at least n - 1 before it.
+            # An n-gram ends at a word with at least n - 1 words before it.
             ends = np.flatnonzero(left >= order)
             keys = np.zeros(len(flat), dtype=np.int64)
             keys[ends] = (numbers[ends - 1] << 31) | flat[ends]
@@ -82,7 +82,7 @@ class NgramTable:
 
 
 def _places(table: Ints, keys: Ints) -> Ints:
-    """Where each key stands in the sorted table; keys that are not in it get places behind its end."""
+    """Place of each key in the sorted table. Keys that are not in it get places after its end."""
     places = np.searchsorted(table, keys)
     strange = np.ones(len(keys), dtype=bool)
     inside = places < len(table)

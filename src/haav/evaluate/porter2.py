@@ -33,7 +33,7 @@ STEP_4 = dict.fromkeys(
      "ive", "ize", "ion"), "",
 )  # fmt: skip
 
-# A vowel, then the first consonant after it: the region R1 (R2 in R1) starts behind.
+# Region R1 (and R2 within R1) starts after the first consonant that follows a vowel.
 _REGION = re.compile("[aeiouy].*?[^aeiouy]", re.DOTALL)
 _SPECIAL_REGION = re.compile("gener|commun|arsen")
 
@@ -61,7 +61,7 @@ def stem(word: str) -> str:
 
 
 def _mark_consonant_y(word: str) -> str:
-    """Y for a y which is no vowel: at the start, or behind a vowel."""
+    """Write Y for a y that is a consonant: at the start of a word, or after a vowel."""
     letters = list(word)
     for index, letter in enumerate(letters):
         if letter == "y" and (index == 0 or letters[index - 1] in VOWELS):

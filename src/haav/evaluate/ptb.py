@@ -1,8 +1,8 @@
-"""The words of a caption as the COCO caption tools count them, without their Java.
+"""The tokenizer of the COCO caption tools, without Java.
 
-Those tools run the Penn Treebank tokenizer of CoreNLP 3.4.1 with `-preserveLines -lowerCase`, then drop punctuation.
-Published scores are over its words, oddities included: "(" is the word "-lrb-", "¢" is "cents", an emoji is nothing.
-So the rules here keep its oddities too; `tests/evaluate/test_ptb.py` holds them to the original.
+These tools run the Penn Treebank tokenizer of CoreNLP 3.4.1 with `-preserveLines -lowerCase`, then drop punctuation.
+Published scores depend on its oddities: "(" is the word "-lrb-", "¢" is "cents", and an emoji is nothing. The rules
+here reproduce them. `tests/evaluate/test_ptb.py` compares them with the original.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
-# As in pycocoevalcap, which forgets that brackets arrive in small letters: they stay.
+# As in pycocoevalcap. Brackets arrive in lower case there, so they do not match and are kept.
 PUNCTUATION = frozenset(["''", "``", "--", "...", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *"'`.?!,:-;"])
 
 
 def tokenize(caption: str) -> list[str]:
-    """The words that count, in small letters; joined by spaces, the string pycocoevalcap passes to its metrics.
+    """Words in lower case without punctuation. Joined by spaces, they are the input of pycocoevalcap's metrics.
 
-    A word may hold a no-break space ("2 1/2"). In three cases Java's answer depends on the captions around this one:
-    - whether a last "b." keeps its full stop hangs on the next caption, which is taken to begin with "A " here;
-    - an open `<a b="` takes in later captions up to the next quote there, and is read as plain marks here;
-    - a line break that is no newline shifts later captions by a line there, and parts words like a space here.
+    A word may contain a no-break space ("2 1/2"). In three cases the result of Java depends on the captions around:
+    - Whether a final "b." keeps its full stop depends on the next caption. Here that is assumed to begin with "A ".
+    - An open `<a b="` extends into later captions up to the next quote. Here it is read as plain marks.
+    - A line break other than a newline shifts later captions by a line. Here it separates words like a space.
     """
     text = caption.replace("\n", " ")
     if _PLAIN.fullmatch(text):
@@ -39,7 +39,7 @@ def _read(text: str) -> list[str]:
     return [word for word in joined.lower().rstrip().split(" ") if word and word not in PUNCTUATION]
 
 
-# Most captions are like this. No rule that begins with these characters goes on after a space: each chunk stands alone.
+# Matches most captions. No rule that begins with these characters extends past a space, so chunks are independent.
 _PLAIN = re.compile(r"[A-Za-z',\- ]*\.? *")
 _read_chunk = lru_cache(maxsize=1 << 16)(_read)
 
@@ -49,7 +49,7 @@ def _surrogates(code: int) -> str:
 
 
 def _words(text: str) -> Iterator[str]:
-    """At each place the rule with the longest match, the part it only looks ahead at included; the first if equal."""
+    """Apply the rule with the longest match at each position, including its lookahead. The first rule wins ties."""
     (first, rules), size, start = _lexer(), len(text), 0
     text += "\nA "
     while start < size:
@@ -60,7 +60,7 @@ def _words(text: str) -> Iterator[str]:
                 end, rule = place + 1, rules[state.rule]
             elif not state.places:
                 break
-        if rule:  # else a character that Java drops
+        if rule:  # otherwise a character that Java drops
             end = rule.end(text, start, end)
             if word := rule.spell(text[start:end]):
                 yield word
@@ -81,8 +81,8 @@ _SPELLING = {
 
 
 def _respell(what: str) -> Callable[[str], str]:
-    """Replaces what fits by its spelling, if it has another."""
-    return partial(re.compile(what).sub, lambda found: _SPELLING.get(found[0].lower(), found[0]))
+    """A function that replaces matches of a pattern by their spelling, if it differs."""
+    return partial(re.compile(what).sub, lambda match: _SPELLING.get(match[0].lower(), match[0]))
 
 
 _keep = str
@@ -101,7 +101,7 @@ _nothing = partial(re.compile(".+").sub, "")
 # A pattern is a regular expression of few means: `( | )`, `* + ? {m,n}`, `[sets]`, `\l` for a letter, `\d` for a digit
 # and `{name}` for a part named here. Characters match in either case, those in sets only as written.
 
-# Unicode 6.2 was current when the original was built: what became one later is no letter or digit to it.
+# The original was built with Unicode 6.2. Letters and digits that were added later are not letters or digits to it.
 _LATER = re.compile(
     r"[\u037f\u0528-\u052f\u0560\u0588\u05ef\u0860-\u089f\u08a1\u08ad-\u08ff\u0978\u0980\u09fc\u0af9\u0c34\u0c5a-\u0c5f"
     r"\u0c80\u0cdc\u0cdd\u0d04\u0d54-\u0d56\u0d5f\u0de6-\u0def\u0e86\u0e89\u0e8c\u0e8e-\u0e93\u0e98\u0ea0\u0ea8\u0ea9"
@@ -128,7 +128,7 @@ _MARKS = (
     r"\u0a81-\u0a83\u0abc\u0abe-\u0acf\u0b82\u0bbe-\u0bc2\u0bc6-\u0bc8\u0bca-\u0bcd\u0c01-\u0c03\u0c3e-\u0c56"
     r"\u0d3e-\u0d44\u0d46-\u0d48\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd"
 )
-# Each a word of its own.
+# Each symbol is a word.
 _SYMBOLS = (
     r".,;:()[\]{}<>%+&~^|\\=/\x80\x85\x96\x97¡-©¬®-±´¶-¸¼-¿×÷\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4"
     r"\u0600-\u0603\u0606-\u060c\u0614\u061b\u061e\u061f\u066a\u066d\u06d4\u0700-\u070d\u07f6-\u07f8\u0964\u0965\u0e3f"
@@ -139,12 +139,12 @@ _SYMBOLS = (
 
 
 def _any(words: str) -> str:
-    """One of the words; a capital is needed where one is written."""
+    """A pattern for any of the words. A capital letter matches only a capital letter."""
     return "|".join(re.sub("^[A-Z]", r"[\g<0>]", word) for word in words.split())
 
 
 _ENDS = r' \t\n\f\r"<>|()'  # where an address ends
-_LOOSE = r".!?{},"  # marks that are rather the sentence's than the address's
+_LOOSE = r".!?{},"  # marks that usually belong to the sentence, not to the address
 
 _PARTS = {
     "letter": rf"\l|&[aeiouAEIOU](acute|grave|uml);|[{_MARKS}]",
@@ -262,12 +262,12 @@ _TABLE: tuple[tuple[str, str, Callable[[str], str]], ...] = (
 
 
 # ---- How it is matched -----------------------------------------------------------------------------------------------
-# Python's own regular expressions take the first alternative that fits, not the longest. So the table is compiled to
-# one automaton, made deterministic as captions ask for it: after a few captions a step is a look-up in a dict.
+# Regular expressions in Python take the first alternative that matches, not the longest. So the table is compiled into
+# one automaton, which is made deterministic lazily. After a few captions, a step is a lookup in a dict.
 
 
 class _Place:
-    """A place within the patterns: what leads on from it, what is as good as it, and the rule that is complete here."""
+    """A state of the nondeterministic automaton: its transitions, its free transitions, and the rule that ends here."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Callable[[str], object], _Place]] = []
@@ -276,7 +276,7 @@ class _Place:
 
 
 class _State(dict[str, "_State"]):
-    """All places that the text so far may have led to; by character, the state after it."""
+    """A deterministic state: the set of places that the text may have led to. Maps a character to the next state."""
 
     def __init__(self, places: frozenset[_Place]) -> None:
         reached, todo = set(places), list(places)
@@ -301,7 +301,7 @@ class _Rule(NamedTuple):
     ahead: _State | None
 
     def end(self, text: str, start: int, end: int) -> int:
-        """Where the head of the match text[start:end] ends; the longest head, should there be more than one."""
+        """End of the head in the match text[start:end]. If several ends are possible, the longest head."""
         if self.ahead is None:
             return end
         cuts = range(end, start, -1)
@@ -322,8 +322,8 @@ def _lexer() -> tuple[_State, list[_Rule]]:
 
 def _automaton(*patterns: str) -> _State:
     start = _Place()
-    for number, pattern in enumerate(patterns):
-        _link(start, _parse(pattern)).rule = number
+    for index, pattern in enumerate(patterns):
+        _link(start, _parse(pattern)).rule = index
     return _State(frozenset([start]))
 
 
@@ -332,27 +332,27 @@ _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def _parse(pattern: str) -> list[list[Any]]:
-    """The alternatives of a pattern, each a sequence of tests of a character, (part, least, most) and alternatives."""
+    """Alternatives of a pattern. Each is a sequence of character tests, (part, least, most) tuples and alternatives."""
     while (named := re.sub(r"\{([a-z']+)\}", lambda name: f"({_PARTS[name[1]]})", pattern)) != pattern:
         pattern = named
     return _alternatives(_SYNTAX.findall(pattern)[::-1])
 
 
 def _alternatives(symbols: list[str]) -> list[list[Any]]:
-    """Takes its symbols, the next one last, up to the bracket that closes the group."""
-    found: list[list[Any]] = [[]]
+    """Consume symbols, in reverse order, up to the bracket that closes the group."""
+    alternatives: list[list[Any]] = [[]]
     while symbols and (symbol := symbols.pop()) != ")":
         if symbol == "|":
-            found.append([])
+            alternatives.append([])
         elif symbol == "(":
-            found[-1].append(_alternatives(symbols))
+            alternatives[-1].append(_alternatives(symbols))
         elif symbol in _REPEATS:
-            found[-1].append((found[-1].pop(), *_REPEATS[symbol]))
+            alternatives[-1].append((alternatives[-1].pop(), *_REPEATS[symbol]))
         elif symbol[0] == "{":
-            found[-1].append((found[-1].pop(), *map(int, symbol[1:-1].split(","))))
+            alternatives[-1].append((alternatives[-1].pop(), *map(int, symbol[1:-1].split(","))))
         else:
-            found[-1].append(_test(symbol))
-    return found
+            alternatives[-1].append(_test(symbol))
+    return alternatives
 
 
 @cache
@@ -363,7 +363,7 @@ def _test(symbol: str) -> Callable[[str], object]:
 
 
 def _link(start: _Place, part: Any) -> _Place:
-    """Puts a part of a pattern behind a place; returns the place behind the part."""
+    """Append a part of a pattern to a place. Returns the place after the part."""
     end = _Place()
     if callable(part):
         start.steps.append((part, end))

@@ -1,4 +1,4 @@
-"""The reward of self-critical training: CIDEr-D against references that were tokenised and weighed once."""
+"""Reward of self-critical training: CIDEr-D against references that are tokenised and weighted once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from haav.evaluate.cider import Cider
 from haav.evaluate.ptb import tokenize
 
 END = "<end of caption>"
-"""a word like any other, which no caption can contain"""
+"""an ordinary word to CIDEr, which no caption can contain"""
 
 
 class CiderReward:
@@ -20,11 +20,11 @@ class CiderReward:
     ) -> None:
         """`references`: captions by photo.
 
-        `end_token`: the end of a caption counts as a word; without it a caption that stops short loses nothing
-        (the release's way). `per_caption`: document frequency by caption (the release's) instead of by photo.
+        `end_token`: the end of a caption counts as a word. Without it, as in the release, a truncated caption loses
+        nothing. `per_caption`: document frequency by caption, as in the release, instead of by photo.
         """
         self.end_token, self.per_caption = end_token, per_caption
-        self.rows = {photo: number for number, photo in enumerate(references)}
+        self.rows = {photo: row for row, photo in enumerate(references)}
         self.cider = Cider([[self._words(text, True) for text in texts] for texts in references.values()], per_caption)
 
     @property
@@ -35,10 +35,10 @@ class CiderReward:
     def __call__(
         self, photos: Sequence[str], captions: Sequence[Sequence[str]], ended: Sequence[Sequence[bool]] | None = None
     ) -> NDArray[np.float64]:
-        """(B, K) rewards of K captions of each photo; `ended`: whether each came to its end (default: all)"""
-        each = [len(texts) for texts in captions]
-        rows = np.repeat([self.rows[photo] for photo in photos], each)
-        whole = ended if ended is not None else [[True] * size for size in each]
+        """(B, K) rewards of K captions per photo. `ended`: whether each caption is complete (default: all)"""
+        sizes = [len(texts) for texts in captions]
+        rows = np.repeat([self.rows[photo] for photo in photos], sizes)
+        whole = ended if ended is not None else [[True] * size for size in sizes]
         words = [
             self._words(text, end)
             for texts, ends in zip(captions, whole, strict=True)

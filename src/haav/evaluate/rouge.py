@@ -12,8 +12,8 @@ BETA = 1.2
 def rouge_l(caption: Caption, references: Sequence[Caption]) -> float:
     caption = caption or [""]  # COCO's split gives an empty caption one empty word
     positions: dict[str, int] = {}
-    for number, word in enumerate(caption):
-        positions[word] = positions.get(word, 0) | (1 << number)
+    for position, word in enumerate(caption):
+        positions[word] = positions.get(word, 0) | (1 << position)
     common = [_longest_common(positions, len(caption), reference or [""]) for reference in references]
     precision = max(common) / len(caption)
     recall = max(length / max(len(reference), 1) for length, reference in zip(common, references, strict=True))
@@ -23,7 +23,7 @@ def rouge_l(caption: Caption, references: Sequence[Caption]) -> float:
 
 
 def _longest_common(positions: dict[str, int], length: int, reference: Caption) -> int:
-    """Length of the longest common subsequence, a row of the table at a time in the bits of one number (Hyyrö 2004)"""
+    """Length of the longest common subsequence. The bits of one integer hold a row of the table (Hyyrö 2004)."""
     everything = (1 << length) - 1
     open_places = everything
     for word in reference:

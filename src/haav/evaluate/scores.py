@@ -1,8 +1,8 @@
-"""Captions against references: every metric with its interval, and two sets of captions compared fairly.
+"""Score captions against references with confidence intervals, and compare two sets of captions.
 
-Each metric is a table: statistics of each photo, and the score of their sums. A bootstrap draws photos with
-replacement, so its scores are those of weighted sums, a matrix product away. CIDEr keeps the document frequencies
-of all references in every draw.
+Each metric is a table of statistics per photo, and a function that scores their sums. The bootstrap draws photos with
+replacement, so the sums of all draws are one matrix product. CIDEr uses the document frequencies of all references in
+every draw.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from haav.evaluate.wording import wording
 
 METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 SLOW = ("METEOR", "SPICE")
-"""can be left out; the others take a second for thousands of photos"""
+"""metrics that can be skipped; the others take a second for thousands of photos"""
 RESAMPLES = 1000
 
 
@@ -40,7 +40,7 @@ class Metric:
 
     @classmethod
     def mean(cls, name: str, values: Sequence[float] | Floats) -> Metric:
-        """A metric that is the mean of its photos'"""
+        """A metric that is the mean of its values over photos"""
         table = np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], axis=1)
         return cls((name,), table, lambda sums: sums[..., :1] / sums[..., 1:])
 
@@ -50,24 +50,24 @@ class Score:
     value: float
     low: float
     high: float
-    """95 % of bootstrap samples lie between"""
+    """95 % of bootstrap samples lie between `low` and `high`"""
 
 
 @dataclass(frozen=True)
 class Difference:
     value: float
-    """the second's score minus the first's"""
+    """score of the second report minus that of the first"""
     low: float
     high: float
     p: float
-    """two-sided: how easily a difference of this sign would come from which photos happened to be there"""
+    """two-sided p-value of the bootstrap over photos"""
 
 
 @dataclass(frozen=True)
 class Report:
     scores: Mapping[str, Score]
     reasons: Mapping[str, str]
-    """metrics that could not run, and why"""
+    """metric that could not run → reason"""
     wording: Mapping[str, float]
     photos: int
     signature: str
@@ -96,8 +96,9 @@ def evaluate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Report:
-    """`captions` and `references` by photo, of the same photos; `objects`: names of what is in each, for CHAIR;
-    `skip`: any of `SLOW`
+    """Score captions. `captions` and `references` are keyed by photo and must have the same photos.
+
+    `objects` are the names of the objects in each photo, for CHAIR. `skip` may contain any of `SLOW`.
     """
     if captions.keys() != references.keys():
         raise DataError("captions and references are not of the same photos.")
@@ -114,8 +115,8 @@ def evaluate(
     for metric in metrics:
         whole = metric.score(metric.stats.sum(axis=0))
         low, high = percentile_interval(metric.score(draws @ metric.stats))
-        for number, name in enumerate(metric.names):
-            scores[name] = Score(float(whole[number]), float(low[number]), float(high[number]))
+        for column, name in enumerate(metric.names):
+            scores[name] = Score(float(whole[column]), float(low[column]), float(high[column]))
     notes = wording(said)
     notes["<unk>"] = sum("<unk>" in captions[photo] for photo in photos) / len(photos)
     if objects is not None:
@@ -126,19 +127,19 @@ def evaluate(
 
 
 def compare(first: Report, second: Report, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Difference]:
-    """The second's scores against the first's, both over the same draws of the same photos."""
+    """Differences of the scores of two reports, over the same bootstrap draws of the same photos."""
     differences: dict[str, Difference] = {}
     draws = bootstrap_counts(first.photos, resamples, seed)
-    for one, other in zip(first.metrics, second.metrics, strict=True):
-        if one.stats.shape != other.stats.shape:
+    for base, other in zip(first.metrics, second.metrics, strict=True):
+        if base.stats.shape != other.stats.shape:
             raise DataError("two reports can be compared only over the same photos.")
-        whole = other.score(other.stats.sum(axis=0)) - one.score(one.stats.sum(axis=0))
-        drawn = other.score(draws @ other.stats) - one.score(draws @ one.stats)
-        drawn[np.abs(drawn) < 1e-9] = 0.0  # what rounding makes of a tie
+        whole = other.score(other.stats.sum(axis=0)) - base.score(base.stats.sum(axis=0))
+        drawn = other.score(draws @ other.stats) - base.score(draws @ base.stats)
+        drawn[np.abs(drawn) < 1e-9] = 0.0  # a tie, up to rounding
         low, high = percentile_interval(drawn)
         p = sign_p_value(drawn)
-        for number, name in enumerate(one.names):
-            values = (float(array[number]) for array in (whole, low, high, p))
+        for column, name in enumerate(base.names):
+            values = (float(array[column]) for array in (whole, low, high, p))
             differences[name] = Difference(*values)
     return differences
 
@@ -146,7 +147,7 @@ def compare(first: Report, second: Report, resamples: int = RESAMPLES, seed: int
 def _measure(
     said: list[list[str]], wanted: list[list[list[str]]], skip: Sequence[str]
 ) -> tuple[list[Metric], dict[str, str]]:
-    # COCO's n-gram metrics split words at no-break spaces, its ROUGE-L does not.
+    # COCO's n-gram metrics split words at no-break spaces. Its ROUGE-L does not.
     split = [_at_spaces(words) for words in said]
     cider = Cider([[_at_spaces(words) for words in texts] for texts in wanted])
     photo = np.repeat(np.arange(len(wanted)), cider.references)
@@ -182,15 +183,15 @@ def _at_spaces(words: list[str]) -> list[str]:
 
 
 def _signature(wanted: Sequence[Sequence[Any]], names: Sequence[str], resamples: int, seed: int) -> str:
-    """What two scores must share to be compared"""
+    """Description of the protocol. Scores are comparable only if their signatures match."""
     counts = sorted({len(texts) for texts in wanted})
-    each = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
+    per_photo = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
     mean = sum(map(len, wanted)) / len(wanted)
     parts = [
         f"haav {__version__}",
         "tokens PTB (CoreNLP 3.4.1), lower case, no punctuation",
         f"{len(wanted)} photos",
-        f"references {each} a photo (mean {mean:.2f})",
+        f"references {per_photo} a photo (mean {mean:.2f})",
         "BLEU closest length",
         "CIDEr = CIDEr-D, document frequency of these references by photo",
         *(["METEOR 1.5 en -norm"] if "METEOR" in names else []),

@@ -1,6 +1,7 @@
-"""SPICE (Anderson et al. 2016) by its own jar, where Java and the parser's models are there.
+"""SPICE (Anderson et al. 2016), computed by its own jar. It needs Java and the models of the parser.
 
-The jar rides in pycocoevalcap's wheel; the two of CoreNLP 3.6.0 that it needs do not (its models are 340 MB).
+The wheel of pycocoevalcap contains the jar, but not the two jars of CoreNLP 3.6.0 that it needs. The models are
+340 MB.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MINUTES = 60
 
 def missing() -> str | None:
     """Why SPICE cannot run here, or None if it can."""
-    found = find_spec("pycocoevalcap")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("pycocoevalcap")
+    if spec is None or not spec.submodule_search_locations:
         return 'pycocoevalcap not found: pip install "haav[coco]"'
     if shutil.which("java") is None:
         return "java not found"
@@ -32,32 +33,32 @@ def missing() -> str | None:
 
 
 def spice(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """F-score of each caption's scene graph; NaN from the parser counts as 0, as in COCO's tools."""
+    """F-score of the scene graph of each caption. NaN from the parser counts as 0, as in COCO's tools."""
     reason = missing()
     if reason:
         raise DataError(f"SPICE cannot run: {reason}.")
     entries = [
-        {"image_id": number, "test": text, "refs": list(texts)}
-        for number, (text, texts) in enumerate(zip(captions, references, strict=True))
+        {"image_id": index, "test": text, "refs": list(texts)}
+        for index, (text, texts) in enumerate(zip(captions, references, strict=True))
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        given, found = Path(scratch, "in.json"), Path(scratch, "out.json")
-        given.write_text(json.dumps(entries))
-        command = ["java", "-jar", "-Xmx8G", "spice-1.0.jar", str(given), "-out", str(found), "-subset", "-silent"]
+        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
+        source.write_text(json.dumps(entries))
+        command = ["java", "-jar", "-Xmx8G", "spice-1.0.jar", str(source), "-out", str(target), "-subset", "-silent"]
         try:
             run = subprocess.run(
                 command, cwd=_folder(), capture_output=True, text=True, timeout=MINUTES * 60, check=False
             )
         except subprocess.TimeoutExpired:
             raise DataError(f"SPICE's jar took more than {MINUTES} minutes.") from None
-        if run.returncode or not found.exists():
+        if run.returncode or not target.exists():
             raise DataError(f"SPICE's jar failed: {run.stderr.strip()[-300:]}")
-        scores = {entry["image_id"]: entry["scores"]["All"]["f"] for entry in json.loads(found.read_text())}
-    return [float(scores[number] or 0) if scores[number] == scores[number] else 0.0 for number in range(len(entries))]
+        scores = {entry["image_id"]: entry["scores"]["All"]["f"] for entry in json.loads(target.read_text())}
+    return [float(scores[index] or 0) if scores[index] == scores[index] else 0.0 for index in range(len(entries))]
 
 
 def _folder() -> Path:
-    found = find_spec("pycocoevalcap")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0]) / "spice"
+    spec = find_spec("pycocoevalcap")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "spice"

@@ -1,4 +1,4 @@
-"""How sure a number is: one bootstrap and one interval for the whole package."""
+"""Bootstrap and confidence intervals, shared by the whole package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def bootstrap_counts(items: int, resamples: int, seed: int) -> Floats:
-    """(resamples, items): how often each resample, drawn with replacement, holds each item"""
+    """(resamples, items): how often each item occurs in each resample, drawn with replacement"""
     rng = np.random.default_rng(seed)
     counts = (np.bincount(rng.integers(items, size=items), minlength=items) for _ in range(resamples))
     return np.stack(list(counts)).astype(np.float64)
@@ -27,7 +27,7 @@ def bootstrap_means(values: Floats, resamples: int, seed: int) -> Floats:
 
 
 def percentile_interval(resampled: Floats) -> tuple[Floats, Floats]:
-    """Bounds between which 95 % of the resamples lie: (resamples, …) → (…), (…)"""
+    """Bounds that contain 95 % of the resamples: (resamples, …) → (…), (…)"""
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
     return low, high
 
@@ -35,7 +35,7 @@ def percentile_interval(resampled: Floats) -> tuple[Floats, Floats]:
 def sign_p_value(resampled: Floats) -> Floats:
     """Two-sided p of a difference being 0: (resamples, …) → (…)
 
-    Counted as if one more resample had come out on the other side: no finite number of them shows that p is 0.
+    One more resample is counted on the other side, because a finite number of resamples cannot show that p is 0.
     """
     tails = np.minimum((resampled <= 0).sum(axis=0), (resampled >= 0).sum(axis=0)) + 1
     p: Floats = np.minimum(1, 2 * tails / (len(resampled) + 1))
@@ -45,7 +45,7 @@ def sign_p_value(resampled: Floats) -> Floats:
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and half the width of its 95 % interval by Student's t; NaN for a single value
 
-    From 10 values on it is slightly too wide: the last quantile of the table serves them all.
+    For more than 10 values the interval is slightly too wide, because the last quantile of the table is used.
     """
     if len(values) < 2:
         return float(np.mean(values)), float("nan")

@@ -1,4 +1,4 @@
-"""How captions are worded, whatever they are about: variety, length, and the ways in which captioners go wrong."""
+"""Statistics of wording that need no references: variety, length and typical errors of captioning models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from haav.text import DANGLING
 
 
 def wording(captions: Sequence[Caption]) -> dict[str, float]:
-    """Shares are of captions unless said otherwise; all are 0 where there are no captions."""
+    """Shares are of captions unless stated otherwise. All values are 0 if there are no captions."""
     count = max(len(captions), 1)
     words = list(chain.from_iterable(captions))
     pairs = [pair for caption in captions for pair in pairwise(caption)]
@@ -18,7 +18,7 @@ def wording(captions: Sequence[Caption]) -> dict[str, float]:
         "words a caption": len(words) / count,
         "vocabulary used": len(set(words)),
         "distinct captions": len({tuple(caption) for caption in captions}) / count,
-        "distinct-1": len(set(words)) / max(len(words), 1),  # of the words said, not of captions
+        "distinct-1": len(set(words)) / max(len(words), 1),  # share of words, not of captions
         "distinct-2": len(set(pairs)) / max(len(pairs), 1),
         "truncated": sum(bool(caption) and caption[-1] in DANGLING for caption in captions) / count,
         "repetitive": sum(map(_repeats, captions)) / count,
@@ -27,6 +27,6 @@ def wording(captions: Sequence[Caption]) -> dict[str, float]:
 
 
 def _repeats(caption: Caption) -> bool:
-    """A word right after itself, or three words in a row twice"""
+    """Whether a word directly follows itself, or a sequence of three words occurs twice"""
     triples = list(zip(caption, caption[1:], caption[2:], strict=False))
     return any(first == second for first, second in pairwise(caption)) or len(set(triples)) < len(triples)

@@ -1,8 +1,8 @@
-"""A model as ONNX graphs that run without torch: `haav.export.portable` reads them.
+"""Export a model as ONNX graphs that run without torch. `haav.export.portable` reads them.
 
-`reader.onnx`: views → cross-attention memory, once a photo.
-`step.onnx`: a word of each caption and the past → scores of the next word, trust in each view, the past with that word.
-`eyes.onnx`: pixels → what the views are made of, for models that read embedded views only.
+`reader.onnx`: views → cross-attention memory, once per photo.
+`step.onnx`: one word of each caption and the past → scores of the next word, view weights, the past with that word.
+`eyes.onnx`: pixels → inputs of the views, for models that read embedded views only.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from haav.views.retrieval.text import TextExtractor
 
 OPSET = 17
 EXPORTABLE = (cells.CellsExtractor, GridExtractor, ObjectsExtractor, TextExtractor)
-"""what the graph of the embedded networks can stand for"""
+"""extractors that the graph of the embedded networks can replace"""
 PHOTOS, CAPTIONS, PAST = 2, 3, 4
-"""sizes that graphs are traced with; none of them is kept"""
+"""sizes that graphs are traced with; all of them are dynamic in the graph"""
 
 
 def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
-    """Write it → bytes by file"""
+    """Write the exported model. Returns bytes by file."""
     home = find_model(model)
     captioner = Captioner.from_pretrained(home)
     _check(captioner)
@@ -92,14 +92,14 @@ def _check(captioner: Captioner) -> None:
 
 
 def _embedded(captioner: Captioner) -> dict[str, Extractor]:
-    """The extractors of its views, if the graph of the embedded networks can stand for all of them; else none"""
-    kinds = [extractor_kind(name) for name in captioner.views]
-    if not all(kind is not None and issubclass(kind, EXPORTABLE) for kind in kinds) or captioner.extractors is None:
+    """The extractors of the views if the graph of the embedded networks can replace all of them, otherwise none"""
+    classes = [extractor_kind(name) for name in captioner.views]
+    if not all(cls is not None and issubclass(cls, EXPORTABLE) for cls in classes) or captioner.extractors is None:
         return {}
-    found = {name: captioner.extractors.extractor(name) for name in captioner.views}
-    bridges = [extractor.bridge for extractor in found.values() if isinstance(extractor, TextExtractor)]
+    extractors = {name: captioner.extractors.extractor(name) for name in captioner.views}
+    bridges = [extractor.bridge for extractor in extractors.values() if isinstance(extractor, TextExtractor)]
     starts = [extractor_kind(bridge.view) for bridge in bridges]
-    return found if all(kind is not None and issubclass(kind, RegionsExtractor) for kind in starts) else {}
+    return extractors if all(cls is not None and issubclass(cls, RegionsExtractor) for cls in starts) else {}
 
 
 def _about(spec: ViewSpec, extractor: Extractor | None) -> dict[str, object]:
@@ -111,8 +111,10 @@ def _about(spec: ViewSpec, extractor: Extractor | None) -> dict[str, object]:
 
 
 class Reader(nn.Module):
-    """Flat tensors in, flat tensors out: for each decoder layer and source keys and values, then masks, then `present`,
-    and `owners` where there are any"""
+    """Computes the memory, with flat tensors as inputs and outputs.
+
+    The outputs are keys and values for each decoder layer and source, then masks, `present`, and `owners` if any.
+    """
 
     def __init__(self, model: Haav, specs: dict[str, ViewSpec]) -> None:
         super().__init__()
@@ -129,13 +131,13 @@ class Reader(nn.Module):
         return (*kept, *(source.mask for source in memory[0].sources), memory[0].present, *owners)
 
     def views(self, flat: Sequence[Tensor]) -> dict[str, View]:
-        given = dict(zip(self.inputs(), flat, strict=True))
+        tensors = dict(zip(self.inputs(), flat, strict=True))
         return {
             name: View(
-                given[f"{name}.tokens"],
-                given[f"{name}.mask"],
-                {index: given[f"{name}.{index}"] for index in spec.indices},
-                given.get(f"{name}.boxes"),
+                tensors[f"{name}.tokens"],
+                tensors[f"{name}.mask"],
+                {index: tensors[f"{name}.{index}"] for index in spec.indices},
+                tensors.get(f"{name}.boxes"),
             )
             for name, spec in self.specs.items()
         }
@@ -146,24 +148,24 @@ def _parts(spec: ViewSpec) -> list[str]:
 
 
 class Step(nn.Module):
-    """`Decoder.read` for one word, its place given as a tensor so that the graph serves every place"""
+    """One step of the decoder. The position is a tensor, so that the graph serves every position."""
 
     def __init__(self, model: Haav, sources: int, owned: bool) -> None:
         super().__init__()
         self.decoder, self.sources, self.owned = model.decoder, sources, owned
 
-    def forward(self, words: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, words: Tensor, position: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         layers = len(self.decoder.layers)
         rest = iter(flat)
         pairs = [[KeyValues(next(rest), next(rest)) for _ in range(self.sources)] for _ in range(layers)]
         masks = [next(rest) for _ in range(self.sources)]
         present, owners = next(rest), next(rest) if self.owned else None
         past = [KeyValues(next(rest), next(rest)) for _ in range(layers)]
-        x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[at + 1])[:, :, None]
+        x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[position + 1])[:, :, None]
         known: list[Tensor] = []
         gathered: Aggregated | None = None
-        for layer, own, before in zip(self.decoder.layers, pairs, past, strict=True):
-            memory = Memory(tuple(Source(*part) for part in zip(own, masks, strict=True)), present, owners)
+        for layer, layer_pairs, before in zip(self.decoder.layers, pairs, past, strict=True):
+            memory = Memory(tuple(Source(*part) for part in zip(layer_pairs, masks, strict=True)), present, owners)
             x, gathered, after = layer(x, before, None, memory)
             known += [after.keys, after.values]
         assert gathered is not None
@@ -172,12 +174,12 @@ class Step(nn.Module):
 
 
 def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[str, Tensor]:
-    """→ an example of its output, by name"""
+    """Export the reader. Returns an example of its outputs by name."""
     reader = Reader(model, specs).eval()
     example: list[Tensor] = []
     for spec in specs.values():
         blank = blank_view(spec)
-        # One photo lacks its last token, so that what is traced is the way that minds masks.
+        # One photo lacks its last token, so that the traced path is the one that applies masks.
         mask = torch.ones(PHOTOS, spec.max_tokens, dtype=torch.bool)
         mask[0, -1] = False
         parts = {"tokens": blank.tokens, "mask": mask, **blank.indices}
@@ -190,8 +192,8 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
         first = model.init_cache(encoded).memory[0]
     sources = encoded.names if len(first.sources) == len(encoded.names) else ("all",)
     layers = range(len(model.decoder.layers))
-    kinds = ("keys", "values")
-    names = [f"memory.{layer}.{name}.{kind}" for layer in layers for name in sources for kind in kinds]
+    fields = ("keys", "values")
+    names = [f"memory.{layer}.{name}.{field}" for layer in layers for name in sources for field in fields]
     names += [f"memory.{name}.mask" for name in sources] + ["memory.present"]
     names += ["memory.owners"] if first.owners is not None else []
     axes = {name: {0: "photos", 1: f"{name.rsplit('.', 1)[0]}.tokens"} for name in reader.inputs()}
@@ -207,13 +209,13 @@ def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
     layers = len(model.decoder.layers)
     first = next(iter(memory.values()))
     past = {
-        f"past.{number}": torch.zeros(PHOTOS, CAPTIONS, first.shape[2], PAST, first.shape[4])
-        for number in range(2 * layers)
+        f"past.{index}": torch.zeros(PHOTOS, CAPTIONS, first.shape[2], PAST, first.shape[4])
+        for index in range(2 * layers)
     }
     words = torch.zeros(PHOTOS, CAPTIONS, dtype=torch.int64)
     example = (words, torch.tensor(PAST), *memory.values(), *past.values())
     inputs = ["words", "at", *memory, *past]
-    outputs = ["scores", "trust", *(f"known.{number}" for number in range(2 * layers))]
+    outputs = ["scores", "trust", *(f"known.{index}" for index in range(2 * layers))]
     axes: dict[str, dict[int, str]] = {name: {0: "photos", 1: "captions"} for name in ("words", "scores", "trust")}
     axes |= {name: {0: "photos", 1: "captions", 3: "past"} for name in past}
     axes |= {name: {0: "photos", 1: "captions", 3: "known"} for name in outputs[2:]}
@@ -227,13 +229,13 @@ def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
 
 
 def _axes_of_views(names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Of what does not belong to one layer"""
+    """Dynamic axes of tensors that do not belong to one layer"""
     known = {"memory.present": {0: "photos"}, "memory.owners": {0: "photos", 1: "memory.owners.tokens"}}
     return {name: known[name] for name in names if name in known}
 
 
 class EmbeddedEyes(nn.Module):
-    """Both networks, pooling under boxes that are the same for every photo, and the bridge"""
+    """Both networks, pooling under boxes that are the same for every photo, and the bridge."""
 
     def __init__(self, views: Mapping[str, Extractor]) -> None:
         super().__init__()
@@ -243,25 +245,25 @@ class EmbeddedEyes(nn.Module):
         self.bridge = bridges[0].bridges[0] if bridges else None
         sides = (efficientnet.GRID, yolo.DEEP[1], yolo.FINE[1])
         for name, boxes in (("squares", squares(cells.SIDE)), ("crops", crops())):
-            for number, side in enumerate(sides):
-                self.register_buffer(f"{name}_{number}", coverage(boxes, side, side))
+            for level, side in enumerate(sides):
+                self.register_buffer(f"{name}_{level}", coverage(boxes, side, side))
 
     def outputs(self) -> list[str]:
         parts: dict[type[Extractor], tuple[str, ...]] = {ObjectsExtractor: DETECTIONS, TextExtractor: (QUERY,)}
         return [
             name + part
             for name, extractor in self.views.items()
-            for part in next((own for kind, own in parts.items() if isinstance(extractor, kind)), ("",))
+            for part in next((suffixes for cls, suffixes in parts.items() if isinstance(extractor, cls)), ("",))
         ]
 
     def forward(self, small: Tensor, large: Tensor) -> tuple[Tensor, ...]:
-        grid, found = self.grid(small), self.detector(large)
-        maps = (grid, found.deep, found.fine)
+        grid, detected = self.grid(small), self.detector(large)
+        maps = (grid, detected.deep, detected.fine)
         queries = None if self.bridge is None else self.bridge(self._pool("crops", maps))
         answers: list[Tensor] = []
         for extractor in self.views.values():
             if isinstance(extractor, ObjectsExtractor):
-                answers += [found.boxes, found.scores, found.deep, found.fine]
+                answers += [detected.boxes, detected.scores, detected.deep, detected.fine]
             elif isinstance(extractor, cells.CellsExtractor):
                 answers.append(self._pool("squares", maps))
             elif isinstance(extractor, TextExtractor):
@@ -274,7 +276,7 @@ class EmbeddedEyes(nn.Module):
     def _pool(self, name: str, maps: Sequence[Tensor]) -> Tensor:
         """(B, boxes, 2048)"""
         parts = [
-            self.get_buffer(f"{name}_{number}") @ part.flatten(2).transpose(1, 2) for number, part in enumerate(maps)
+            self.get_buffer(f"{name}_{level}") @ part.flatten(2).transpose(1, 2) for level, part in enumerate(maps)
         ]
         return torch.cat(parts, dim=2)
 
@@ -296,7 +298,7 @@ def _write(
 ) -> None:
     def save(place: Path) -> None:
         with warnings.catch_warnings(), torch.no_grad():
-            # Tracing warns of every question that Python asks of a tensor; the examples are made to answer them.
+            # Tracing warns of every Python branch on a tensor. The examples are chosen to take the right branches.
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,

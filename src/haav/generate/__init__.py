@@ -1,1 +1,1 @@
-"""Captions from a model: a loop (`loop.py`), strategies (`beam.py`, `sample.py`) and rules (`rules.py`)."""
+"""Generate captions with a model: a loop (`loop.py`), strategies (`beam.py`, `sample.py`) and rules (`rules.py`)."""

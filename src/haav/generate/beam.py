@@ -1,9 +1,9 @@
-"""The most probable captions that a search of bounded width finds.
+"""Beam search: plain, constrained and diverse.
 
-One search serves the plain beam, the constrained beam and the diverse beam: captions live in banks of equal
-width, (groups, states). A state is the set of demanded words that a caption has said (constrained beam search,
-Anderson et al. 2017); a group is kept away from the words that groups before it have just chosen (diverse beam
-search, Vijayakumar et al. 2018). Plain beam search has one bank.
+One implementation serves all three. Captions are kept in banks of equal width, indexed by (group, state). A state is
+the set of required words that a caption contains (constrained beam search, Anderson et al. 2017). A group is penalised
+for words that earlier groups chose at the same step (diverse beam search, Vijayakumar et al. 2018). Plain beam search
+has one bank.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from haav.text import EOS, PAD
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam 1 is greedy decoding. An ended caption keeps its place with its score until better ones push it out."""
+    """Beam 1 is greedy decoding. An ended caption stays in the beam until better ones replace it."""
 
     beam: int
-    """captions kept, all groups together"""
+    """captions kept, in all groups together"""
     length_penalty: float = 0.0
-    """captions compete by log-probability / words ** length_penalty: 0 favours short ones, 1 is the mean of a word"""
+    """captions are ranked by log-probability / words ** length_penalty: 0 favours short ones, 1 is the mean per word"""
     must: Sequence[Sequence[int]] = ()
-    """one word of each of these sets is said; the banks are 2 ** len(must)"""
+    """a caption must contain one word of each set; there are 2 ** len(must) states"""
     groups: int = 1
     diversity: float = 0.5
-    """what a word costs for each time that a group before has chosen it at this step"""
+    """penalty of a word for each time that an earlier group chose it at this step"""
     n_best: int | None = None
-    """how many captions are wanted; fewer than the beam lets photos finish sooner, with the same result"""
+    """captions to return; if fewer than the beam, photos finish sooner, with the same result"""
     keep_greedy: bool = False
-    """the last place is always the greedy caption's, so that none is found that is less probable (plain beam only)"""
+    """reserve the last place for the greedy caption, so that no less probable one is returned (plain beam only)"""
 
     def __post_init__(self) -> None:
         assert self.beam % self.groups == 0, "config.py refuses what does not divide"
@@ -46,10 +46,10 @@ class BeamSearch:
     def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
         photos, known, words = logprobs.shape
         start = captions.tokens.shape[2] == 0
-        # Before the first word all groups go on from one caption that has said nothing.
+        # Before the first word, all groups continue one empty caption.
         groups, states = (1, 1) if start else (self.groups, self.states)
         banks = logprobs.view(photos, groups, states, -1, words)
-        banks[:, :, : self.states - 1, :, EOS] = -torch.inf  # something that must be said is missing
+        banks[:, :, : self.states - 1, :, EOS] = -torch.inf  # a required word is missing
         past = captions.scores.view(photos, groups, states, -1)
         lengths = captions.lengths.view(photos, groups, states, -1)
         chosen: list[Choice] = []
@@ -61,8 +61,8 @@ class BeamSearch:
                 for other in chosen:
                     taken.scatter_add_(1, other.words, torch.ones_like(other.words, dtype=taken.dtype))
                 taken[:, PAD] = 0  # ended captions cost nothing
-            own = self._fill_banks(banks[:, source], past[:, source], lengths[:, source], taken)
-            chosen.append(Choice(own.parents + source * (known // groups), own.words, own.logprobs))
+            filled = self._fill_banks(banks[:, source], past[:, source], lengths[:, source], taken)
+            chosen.append(Choice(filled.parents + source * (known // groups), filled.words, filled.logprobs))
         return Choice(
             torch.cat([choice.parents for choice in chosen], dim=1),
             torch.cat([choice.words for choice in chosen], dim=1),
@@ -70,15 +70,15 @@ class BeamSearch:
         )
 
     def _fill_banks(self, logprobs: Tensor, past: Tensor, lengths: Tensor, taken: Tensor | None) -> Choice:
-        """One group: logprobs (B, S, K, words), past and lengths (B, S, K) → its next banks, (B, S × K) choices"""
+        """Next banks of one group: logprobs (B, S, K, words), past and lengths (B, S, K) → choices (B, S × K)"""
         width = self.beam // self.groups
         wanted = logprobs if taken is None else logprobs - self.diversity * taken[:, None, None]
         demanded = torch.tensor(sorted({word for choices in self.must for word in choices}), device=past.device).long()
         if len(demanded):
-            # They lead to other banks, so they do not compete with the rest of a caption's words.
+            # Required words lead to other banks, so they do not compete with the other words of a caption.
             kept = wanted[..., demanded]
             wanted = wanted.index_fill(-1, demanded, -torch.inf)
-        # No more than `width` words of one caption can win.
+        # At most `width` words of one caption can be chosen.
         values, words = wanted.topk(min(width, wanted.shape[-1]), dim=-1)
         if len(demanded):
             values = torch.cat([values, kept], dim=-1)
@@ -88,7 +88,7 @@ class BeamSearch:
         reached = self._reached(words).flatten(1)
         size = min(width, scores.shape[1])
         if self.keep_greedy and self.groups == self.states == 1:
-            # The greedy caption is the last; its words come first, the best of them in front.
+            # The greedy caption is the last one, and its best word comes first among its candidates.
             greedy = torch.full_like(scores[:, :1], scores.shape[1] - words.shape[-1], dtype=torch.int64)
             others = scores.scatter(1, greedy, -torch.inf).topk(size - 1, dim=1)
             pick = torch.cat([others.indices, greedy], dim=1)
@@ -98,16 +98,16 @@ class BeamSearch:
             pick = torch.cat([bank.indices for bank in banks], dim=1)
             best = torch.cat([bank.values for bank in banks], dim=1)
         parents, words = pick // words.shape[-1], words.flatten(1).gather(1, pick)
-        own = logprobs.flatten(1, 2)[torch.arange(len(pick), device=pick.device)[:, None], parents, words]
-        # A bank with fewer candidates than places is filled up with captions that are none.
+        word_logprobs = logprobs.flatten(1, 2)[torch.arange(len(pick), device=pick.device)[:, None], parents, words]
+        # A bank with fewer candidates than places is padded with captions of probability 0.
         empty = best.isneginf()
-        return Choice(parents, words.masked_fill(empty, PAD), own.masked_fill(empty, -torch.inf))
+        return Choice(parents, words.masked_fill(empty, PAD), word_logprobs.masked_fill(empty, -torch.inf))
 
     def _reached(self, words: Tensor) -> Tensor:
         """The state that each candidate word leads to: words (B, S, K, candidates) → the same shape"""
         state = torch.arange(words.shape[1], device=words.device)[:, None, None].expand_as(words)
-        for number, choices in enumerate(self.must):
-            state = state | (torch.isin(words, words.new_tensor(list(choices))).long() << number)
+        for index, choices in enumerate(self.must):
+            state = state | (torch.isin(words, words.new_tensor(list(choices))).long() << index)
         return state
 
     def settled(self, captions: Generated, max_words: int) -> Tensor:
@@ -117,7 +117,7 @@ class BeamSearch:
         scores, last = self._ranked(captions), self._last_bank(captions)
         wanted = min(self.n_best or self.beam, len(last))
         best, order = scores[:, last].topk(wanted, dim=1)
-        # Log-probabilities only fall; divided by the most words there can be, they bound what is to come.
+        # Log-probabilities only fall. Divided by the maximum length, they bound the final score of unfinished captions.
         hope: Tensor = captions.scores / max_words**self.length_penalty
         hope = hope.masked_fill(ended, -torch.inf).amax(dim=1)
         return ended[:, last].gather(1, order).all(dim=1) & (best[:, -1] >= hope)
@@ -128,7 +128,7 @@ class BeamSearch:
         return last[self._ranked(captions)[:, last].topk(wanted, dim=1).indices]
 
     def _last_bank(self, captions: Generated) -> Tensor:
-        """The captions, of every group, that have said all that must be said"""
+        """Indices of the captions, in all groups, that contain all required words"""
         every = torch.arange(captions.tokens.shape[1], device=captions.tokens.device)
         return every.view(self.groups, self.states, -1)[:, -1].flatten()
 

@@ -1,4 +1,4 @@
-"""Where the decode settings meet the strategies and rules."""
+"""Build strategies and rules from the decode settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from haav.generate.sample import Sampling
 from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
 
 MOST_DEMANDS = 4
-"""the banks of a constrained search double with each"""
+"""the number of banks of a constrained search doubles with each"""
 
 
 def build_strategy(
@@ -25,7 +25,7 @@ def build_strategy(
     n_best: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Strategy:
-    """`must`: words to be said, "dog|puppy" for either of them"""
+    """`must`: words that captions must contain; "dog|puppy" stands for either of them"""
     demands = demanded(must, vocabulary)
     if settings.method == "sample":
         if demands:
@@ -50,13 +50,13 @@ def demanded(must: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def forbidden(never: Sequence[str], vocabulary: Vocabulary) -> list[int]:
-    """Words that the model does not know are never said anyway."""
+    """Ids of forbidden words. Words outside the vocabulary are ignored, as the model cannot say them."""
     ids = (vocabulary.ids.get(_plain(word)) for word in _listed("never", never))
-    return sorted({number for number in ids if number is not None and number not in (PAD, BOS, EOS)})
+    return sorted({token for token in ids if token is not None and token not in (PAD, BOS, EOS)})
 
 
 def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[str] = ()) -> list[Rule]:
-    """`never`: words not to be said"""
+    """`never`: words that captions must not contain"""
     rules: list[Rule] = [Never([PAD, BOS, *([] if settings.allow_unk else [UNK])])]
     unsaid = forbidden(never, vocabulary)
     if unsaid:
@@ -70,10 +70,10 @@ def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[
 
 
 def _known(word: str, vocabulary: Vocabulary) -> int:
-    found = vocabulary.ids.get(_plain(word))
-    if found is None or found in (UNK, PAD, BOS, EOS):
+    token = vocabulary.ids.get(_plain(word))
+    if token is None or token in (UNK, PAD, BOS, EOS):
         raise ConfigError(f"the model does not know the word '{word}'.{did_you_mean(_plain(word), vocabulary.words)}")
-    return found
+    return token
 
 
 def _plain(word: str) -> str:

@@ -1,9 +1,8 @@
-"""Which of several captions says what the sentences retrieved for a photo say (consensus re-ranking, Devlin 2015).
+"""Re-rank captions by agreement with the sentences retrieved for a photo (consensus re-ranking, Devlin 2015).
 
-A search keeps captions that its model finds about equally probable. The sentences retrieved for the photo are a second
-opinion that costs nothing: people wrote them of photos that look alike. Agreement is CIDEr-D's: words and sequences of
-words in common, rare ones counting more; how rare a word is, its place in the vocabulary says, which is sorted by
-frequency.
+A search returns captions that the model finds about equally probable. The retrieved sentences are a second opinion at
+no extra cost: people wrote them for similar photos. Agreement is computed as in CIDEr-D, from shared n-grams. Rare
+words count more. The rarity of a word is derived from its rank in the vocabulary, which is sorted by frequency.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from haav.text import Vocabulary, tokenize
 from haav.types import Caption
 
 LONGEST = 4
-"""words of the longest sequence that is compared"""
+"""length of the longest n-grams that are compared"""
 SPREAD = 6.0
-"""words of difference in length that matter"""
+"""standard deviation of the length penalty, in words"""
 END = "<eos>"
 
 Grams = dict[tuple[str, ...], float]
@@ -28,13 +27,13 @@ Grams = dict[tuple[str, ...], float]
 def by_consensus(
     captions: Sequence[Caption], sentences: Sequence[str], vocabulary: Vocabulary, settings: DecodeConfig
 ) -> list[Caption]:
-    """Captions sorted by log-probability + `consensus` · agreement; as they came where there are no sentences"""
+    """Captions sorted by log-probability + `consensus` · agreement. Without sentences, the order is unchanged."""
     if not sentences or not settings.consensus:
         return list(captions)
     told = sentences[: settings.consensus_of]
     agreed = Consensus(vocabulary)([[word.text for word in caption.words] for caption in captions], told)
     total = [caption.logprob + settings.consensus * share for caption, share in zip(captions, agreed, strict=True)]
-    return [captions[at] for at in sorted(range(len(total)), key=lambda at: -total[at])]
+    return [captions[index] for index in sorted(range(len(total)), key=lambda index: -total[index])]
 
 
 class Consensus:
@@ -42,30 +41,30 @@ class Consensus:
         self.ranks = vocabulary.ids
 
     def __call__(self, captions: Sequence[Sequence[str]], sentences: Sequence[str]) -> list[float]:
-        """How far each caption agrees with the sentences, on average: 0 … 1. Captions come as words."""
+        """Mean agreement of each caption with the sentences, from 0 to 1. Captions are given as words."""
         others = [self._vectors(tokenize(sentence)) for sentence in sentences]
-        found = []
+        agreements = []
         for words in captions:
-            own = self._vectors(words)
-            found.append(sum(_alike(own, other) for other in others) / max(1, len(others)))
-        return found
+            vectors = self._vectors(words)
+            agreements.append(sum(_alike(vectors, other) for other in others) / max(1, len(others)))
+        return agreements
 
     def _vectors(self, words: Sequence[str]) -> tuple[int, list[Grams]]:
-        """Its length, and for sequences of 1 … LONGEST words what each weighs"""
+        """The length of a caption, and the weights of its n-grams for n = 1 … LONGEST"""
         whole = (*words, END)
         rarity = [math.log(1 + self.ranks.get(word, len(self.ranks))) for word in whole]
         vectors: list[Grams] = []
         for length in range(1, LONGEST + 1):
             weights: defaultdict[tuple[str, ...], float] = defaultdict(float)
-            for at in range(len(whole) - length + 1):
-                weights[whole[at : at + length]] += sum(rarity[at : at + length])
+            for start in range(len(whole) - length + 1):
+                weights[whole[start : start + length]] += sum(rarity[start : start + length])
             norm = math.sqrt(sum(weight * weight for weight in weights.values()))
             vectors.append({gram: weight / norm for gram, weight in weights.items()} if norm else {})
         return len(whole), vectors
 
 
-def _alike(own: tuple[int, list[Grams]], other: tuple[int, list[Grams]]) -> float:
+def _alike(caption: tuple[int, list[Grams]], sentence: tuple[int, list[Grams]]) -> float:
     total = 0.0
-    for mine, theirs in zip(own[1], other[1], strict=True):
+    for mine, theirs in zip(caption[1], sentence[1], strict=True):
         total += sum(min(weight, theirs[gram]) * theirs[gram] for gram, weight in mine.items() if gram in theirs)
-    return total / LONGEST * math.exp(-((own[0] - other[0]) ** 2) / (2 * SPREAD**2))
+    return total / LONGEST * math.exp(-((caption[0] - sentence[0]) ** 2) / (2 * SPREAD**2))

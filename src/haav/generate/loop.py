@@ -1,4 +1,4 @@
-"""The one decoding loop. The model stays untouched: all state is in the cache passed along."""
+"""The decoding loop. The model is stateless: all state is in the cache that is passed along."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from haav.types import Decoded, Views
 
 
 class CaptionModel(Protocol):
-    """What decoding asks of a model; `Haav` and `Ensemble` both have it."""
+    """What decoding needs of a model. `Haav` and `Ensemble` implement it."""
 
     def encode(self, views: Views) -> Any: ...
     def init_cache(self, encoded: Any) -> Any: ...
@@ -24,12 +24,12 @@ class CaptionModel(Protocol):
 
 @dataclass(frozen=True)
 class Generated:
-    """Captions of each photo, the best first. One with a log-probability of -inf stands for none."""
+    """Captions of each photo, the best first. A log-probability of -inf marks a missing caption."""
 
     tokens: Tensor
     """(B, K, T) int64, <eos> included, <pad> after it"""
     logprobs: Tensor
-    """(B, K, T) float32 of each word by the model, whatever chose it; 0 at <pad>"""
+    """(B, K, T) float32: log-probability of each word by the model, independent of the strategy; 0 at <pad>"""
     weights: Tensor | None
     """(B, K, T, M, H, V) view weights at each word"""
 
@@ -45,11 +45,11 @@ class Generated:
 
     @property
     def ended(self) -> Tensor:
-        """(B, K) bool: has its <eos>, or can never have one"""
+        """(B, K) bool: whether the caption has its <eos>, or is missing"""
         return (self.tokens == EOS).any(dim=-1) | self.scores.isneginf()
 
     def pick(self, captions: Tensor) -> Generated:
-        """Caption k of the result is caption `captions[b, k]`."""
+        """Select captions: caption k of the result is caption `captions[b, k]`."""
         photos = torch.arange(len(captions), device=captions.device)[:, None]
         weights = None if self.weights is None else self.weights[photos, captions]
         return Generated(self.tokens[photos, captions], self.logprobs[photos, captions], weights)
@@ -64,23 +64,23 @@ class Generated:
 
 @dataclass(frozen=True)
 class Choice:
-    """The next words: caption k goes on from caption `parents[b, k]` with `words[b, k]`, both (B, K) int64."""
+    """The next words: caption k continues caption `parents[b, k]` with `words[b, k]`, both (B, K) int64."""
 
     parents: Tensor
     words: Tensor
     logprobs: Tensor
-    """(B, K) of these words by the model; -inf: there is no such caption"""
+    """(B, K) log-probabilities of these words by the model; -inf marks a missing caption"""
 
 
 class Strategy(Protocol):
-    """Which captions go on with which words, when a photo needs no more of them, and which are the result."""
+    """Decides which captions continue with which words, when a photo is done, and which captions to return."""
 
     def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
-        """logprobs (B, C, words), -inf where a word is forbidden; room: words that fit, this one included"""
+        """logprobs (B, C, words): -inf for forbidden words; room: number of words that fit, including this one"""
         ...
 
     def settled(self, captions: Generated, max_words: int) -> Tensor:
-        """(B,) bool: what further words would bring cannot change the result"""
+        """(B,) bool: whether further words cannot change the result"""
         ...
 
     def result(self, captions: Generated) -> Tensor:
@@ -92,10 +92,10 @@ class Strategy(Protocol):
 def generate(
     model: CaptionModel, encoded: Any, strategy: Strategy, rules: Sequence[Rule] = (), max_words: int = 20
 ) -> Generated:
-    """Write captions of at most `max_words` words, <eos> among them.
+    """Generate captions of at most `max_words` words, including <eos>.
 
-    Settled photos leave the batch once they are half of it: what remains is copied at most once over,
-    all halvings together. Between, only word caches follow the captions; a photo's memory is never copied for them.
+    Settled photos leave the batch once they are at least half of it, so all halvings together copy the batch at most
+    once. Between halvings, only the word caches are reordered. The memory of a photo is not copied for its captions.
     """
     if not len(encoded.present):
         return Generated(torch.zeros(0, 0, 0, dtype=torch.int64), torch.zeros(0, 0, 0), None)
@@ -121,21 +121,21 @@ def generate(
     return _in_order(done)
 
 
-def collapse_repeats(found: Generated) -> Generated:
-    """Take out words that follow themselves, as the release does before it scores a caption."""
-    again = found.tokens == torch.nn.functional.pad(found.tokens, (1, 0), value=PAD)[..., :-1]
-    order = again.long().argsort(dim=-1, stable=True)  # what stays moves to the front
-    kept, logprobs = ~again.gather(-1, order), found.logprobs.gather(-1, order)
-    weights = found.weights
+def collapse_repeats(generated: Generated) -> Generated:
+    """Remove immediate repetitions of a word, as the release does before it scores a caption."""
+    again = generated.tokens == torch.nn.functional.pad(generated.tokens, (1, 0), value=PAD)[..., :-1]
+    order = again.long().argsort(dim=-1, stable=True)  # moves the words that stay to the front
+    kept, logprobs = ~again.gather(-1, order), generated.logprobs.gather(-1, order)
+    weights = generated.weights
     if weights is not None:
         index = order[..., None, None, None].expand_as(weights)
         weights = weights.gather(2, index) * kept[..., None, None, None]
     none = logprobs.isneginf()
-    return Generated(found.tokens.gather(-1, order).where(kept, PAD), logprobs.where(kept | none, 0.0), weights)
+    return Generated(generated.tokens.gather(-1, order).where(kept, PAD), logprobs.where(kept | none, 0.0), weights)
 
 
 def _next_words(decoded: Decoded, captions: Generated, rules: Sequence[Rule], room: int) -> Tensor:
-    """(B, C, words) log-probabilities of the words that rules leave; an ended caption goes on with <pad>, for free."""
+    """(B, C, words) log-probabilities, -inf for forbidden words. An ended caption continues with <pad> at no cost."""
     scores = decoded.logits[:, :, -1].float()
     norm = scores.logsumexp(dim=-1, keepdim=True)
     for rule in rules:
@@ -172,7 +172,7 @@ def _no_words(decoded: Decoded) -> Generated:
 
 
 def _in_order(done: list[tuple[Tensor, Generated]]) -> Generated:
-    """Photos that left one after the other, padded to the longest and back in their places."""
+    """Concatenate the finished photos in their original order, padded to the longest caption."""
     longest = max(part.tokens.shape[2] for _, part in done)
     most = max(part.tokens.shape[1] for _, part in done)
     order = torch.cat([photos for photos, _ in done]).argsort()
@@ -189,7 +189,7 @@ def _pad(part: Generated, captions: int, words: int) -> Generated:
     more, longer = captions - part.tokens.shape[1], words - part.tokens.shape[2]
     pad = torch.nn.functional.pad
     logprobs = pad(part.logprobs, (0, longer))
-    # A photo with fewer captions than another has the rest as none.
+    # A photo with fewer captions than the others is padded with missing captions.
     logprobs = torch.cat([logprobs, logprobs.new_full((len(logprobs), more, words), -torch.inf)], dim=1)
     weights = None if part.weights is None else pad(part.weights, (0, 0) * 3 + (0, longer, 0, more))
     return replace(part, tokens=pad(part.tokens, (0, longer, 0, more), value=PAD), logprobs=logprobs, weights=weights)

@@ -1,4 +1,4 @@
-"""Which words may not come next. A rule looks at the words so far; it forbids, it never prefers."""
+"""Rules that forbid next words, given the words so far. A rule never changes the scores of other words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Rule(Protocol):
     def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
         """Set scores (B, C, words) to -inf in place, given the words (B, C, T) so far.
 
-        `room`: how many words fit, the one to be chosen among them.
+        `room` is the number of words that fit, including the next one.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Never:
-    """Words that are not to be said, whatever the model thinks of them."""
+    """Words that are always forbidden."""
 
     ids: Sequence[int]
 
@@ -33,13 +33,13 @@ class Never:
 
 @dataclass(frozen=True)
 class Ending:
-    """A caption has its least words, does not stop short ("a man with a"), and ends in time."""
+    """A caption has at least `min_words` words, does not end on a dangling word ("a man with a"), and ends in time."""
 
     min_words: int = 0
     dangling: Sequence[int] = ()
-    """words that no caption ends with"""
+    """words that a caption must not end with"""
     in_time: bool = True
-    """where only one more word fits, it is the end"""
+    """if only one more word fits, it must be <eos>"""
 
     def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
         if room == 1 and self.in_time:
@@ -55,7 +55,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class NoRepeats:
-    """No `length` words in a row are said twice."""
+    """No sequence of `length` words occurs twice."""
 
     length: int
 
@@ -65,6 +65,6 @@ class NoRepeats:
             return
         windows = words.unfold(2, self.length, 1)
         said = (windows[..., :before] == words[:, :, None, words.shape[2] - before :]).all(dim=-1)
-        # Where the last words have not been said before, the "repeated" word is <eos>'s own score again.
+        # Where the last words have not occurred before, scatter <eos>, whose score is written back unchanged.
         repeated = windows[..., -1].where(said, EOS)
         scores.scatter_(2, repeated, scores.gather(2, repeated).masked_fill(said & (repeated != EOS), -torch.inf))

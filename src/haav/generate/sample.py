@@ -1,4 +1,4 @@
-"""Captions drawn at random."""
+"""Random sampling of captions."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from haav.text import PAD
 
 @dataclass(frozen=True)
 class Sampling:
-    """`samples` captions of a photo, drawn word by word, each for itself."""
+    """Draws `samples` captions per photo, word by word and independently."""
 
     samples: int = 1
     temperature: float = 1.0
-    """below 1: nearer to the most probable word"""
+    """values below 1 favour the most probable words"""
     top_k: int = 0
-    """draw among so many most probable words; 0: among all"""
+    """draw among this many most probable words; 0: among all"""
     top_p: float = 1.0
-    """draw among the most probable words that make up this much probability, at least one"""
+    """draw among the most probable words with this total probability, at least one word"""
     generator: torch.Generator | None = None
 
     def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
         photos, known, _ = logprobs.shape
-        # Before the first word there is one caption a photo, which all samples go on from.
+        # Before the first word there is one empty caption per photo, which all samples continue.
         parents = torch.arange(self.samples, device=logprobs.device).clamp(max=known - 1).expand(photos, -1)
         chances = self.chances(logprobs)
         if known < self.samples:
             chances = chances.expand(-1, self.samples, -1)
         words = torch.multinomial(chances.flatten(0, 1), 1, generator=self.generator).view(photos, self.samples)
-        own = logprobs[torch.arange(photos, device=words.device)[:, None], parents, words]
-        return Choice(parents, words, own)
+        word_logprobs = logprobs[torch.arange(photos, device=words.device)[:, None], parents, words]
+        return Choice(parents, words, word_logprobs)
 
     def chances(self, logprobs: Tensor) -> Tensor:
-        """What words are drawn with. A caption that rules leave no word for is given <pad>, and is none."""
+        """Probabilities to draw words with. A caption whose words are all forbidden gets <pad> and is missing."""
         scores = logprobs / self.temperature
         if 0 < self.top_k < scores.shape[-1]:
             least = scores.topk(self.top_k, dim=-1).values[..., -1:]

@@ -1,4 +1,4 @@
-"""A model with its words: views in, captions with their view weights out."""
+"""A model with its vocabulary and extractors: photos or views in, captions with view weights out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 def load(
     model: str | Path = "best", device: torch.device | str = "cpu", precision: str | None = None, **options: Any
 ) -> Captioner:
-    """The captioner that is shipped, or that of a model directory. Arguments are those of `from_pretrained`.
+    """Load a shipped captioner or a model directory. The arguments are those of `from_pretrained`.
 
     >>> import haav                                            # doctest: +SKIP
     >>> print(haav.load().caption("photo.jpg"))                # doctest: +SKIP
@@ -54,7 +54,7 @@ class Captioner:
     >>> captioner.caption("photo.jpg").text                    # doctest: +SKIP
     'a dog laying down beside a little couch'
 
-    Nothing in it changes while it works: any number of threads may use one.
+    A captioner is immutable while it works, so any number of threads may share one.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Captioner:
         vocabulary: Vocabulary,
         extractors: ViewExtractors | None = None,
     ) -> None:
-        """`extractors`: what makes views of photos; without, it captions views only"""
+        """`extractors` compute views of photos. Without them, the captioner accepts views only."""
         if len(vocabulary) != config.model.vocabulary_size:
             raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
         self.model = model.eval()
@@ -72,7 +72,7 @@ class Captioner:
         self.vocabulary = vocabulary
         self.extractors = extractors
         self.joined = False
-        """made of several saved models: no one config describes it"""
+        """True for an ensemble of several saved models, which no single config describes"""
 
     @classmethod
     def from_pretrained(
@@ -82,8 +82,11 @@ class Captioner:
         precision: str | None = None,
         **options: Any,
     ) -> Captioner:
-        """`device`: of the model and of the networks that make its views; `precision`: of those networks (auto,
-        float32, bfloat16, int8); `options`: further ones of its extractors, e.g. `clip_model`"""
+        """Load a model directory, or a shipped model by name.
+
+        `device` is that of the model and of the networks of its views. `precision` is that of these networks (auto,
+        float32, bfloat16, int8). `options` are further options of its extractors, such as `clip_model`.
+        """
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, device)
         options = {"device": str(device)} | ({"precision": precision} if precision else {}) | options
@@ -92,9 +95,9 @@ class Captioner:
 
     @classmethod
     def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
-        """One captioner that averages the word probabilities of several; they need the same words, not the same views.
+        """One captioner that averages the word probabilities of several.
 
-        Decode settings and confidence are the first one's.
+        They need the same vocabulary, but not the same views. Decode settings and confidence are those of the first.
         """
         if not captioners:
             raise ConfigError("an ensemble needs at least one model.")
@@ -120,14 +123,14 @@ class Captioner:
         return joined
 
     def with_config(self, config: Config) -> Captioner:
-        """The same model with other settings"""
+        """The same model with another config"""
         changed = Captioner(self.model, config, self.vocabulary, self.extractors)
         changed.joined = self.joined
         return changed
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The views it reads, by name"""
+        """Names of the views that the model reads"""
         return tuple(dict.fromkeys(name for member in self.model.members for name in member.encoding.embed.names))
 
     def save_pretrained(self, directory: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -179,32 +182,32 @@ class Captioner:
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """The caption of one photo, or a list of captions of many.
 
-        A photo is a path, bytes, an open file, a PIL image, an array or a tensor. `options`, or `settings` with the
-        names of its fields, say how captions are written: `caption(photo, beam=3, views="patches")`. With
-        `errors="return"` a photo that cannot be read has its `ImageError` in the list, and the others their captions.
+        A photo is a path, bytes, an open file, a PIL image, an array or a tensor. `options`, or
+        `settings` by the names of its fields, control decoding: `caption(photo, beam=3, views="patches")`. With
+        `errors="return"`, the list has an `ImageError` for each photo that cannot be read.
         """
-        asked = CaptionOptions.of(options, settings)
+        resolved = CaptionOptions.of(options, settings)
         if errors not in ("raise", "return"):
             raise ConfigError(unknown("value of errors", str(errors), ("raise", "return")))
-        one = is_picture(photos)
-        if one or not isinstance(photos, Iterable) or isinstance(photos, Mapping):
-            photos, one = [cast(Picture, photos)], True  # what is no picture says so when it is read
-        items = [_item(number, photo) for number, photo in enumerate(cast(Iterable[Picture], photos))]
+        single = is_picture(photos)
+        if single or not isinstance(photos, Iterable) or isinstance(photos, Mapping):
+            photos, single = [cast(Picture, photos)], True  # reading it raises an ImageError if it is not a picture
+        items = [_item(index, photo) for index, photo in enumerate(cast(Iterable[Picture], photos))]
         results: list[Caption | ImageError] = []
-        for photo in self.stream(items, asked, batch):
-            if photo.error is not None and (one or errors == "raise"):
+        for photo in self.stream(items, resolved, batch):
+            if photo.error is not None and (single or errors == "raise"):
                 raise photo.error
             results.append(photo.error if photo.caption is None else photo.caption)  # type: ignore[arg-type]
-        return results[0] if one else results  # type: ignore[return-value]
+        return results[0] if single else results  # type: ignore[return-value]
 
     def stream(
         self, items: Iterable[PhotoItem], options: CaptionOptions | None = None, batch: int = 8
     ) -> Iterator[CaptionedPhoto]:
-        """Photos in, captions out, in order: each photo is read, extracted and captioned once.
+        """Caption a stream of photos, in order. Each photo is read, extracted and captioned once.
 
-        Batches run at once where the model is on the CPU. A photo that cannot be read comes back with its error.
+        Batches run in parallel if the model is on the CPU. The result of a photo that cannot be read has an error.
         """
-        asked = options or CaptionOptions()
+        resolved = options or CaptionOptions()
         if batch < 1:
             raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
         waiting = iter(items)
@@ -215,27 +218,29 @@ class Captioner:
             images = [photo.image for photo in read if photo.image is not None]
             if not images:
                 return read
-            extracted = self.extract(images, asked.views)
-            captions = iter(self.caption_extracted(extracted, replace(asked, seed=seed)))
-            views = (dict(zip(extracted, own, strict=True)) for own in zip(*extracted.values(), strict=True))
+            extracted = self.extract(images, resolved.views)
+            captions = iter(self.caption_extracted(extracted, replace(resolved, seed=seed)))
+            views = (
+                dict(zip(extracted, photo_views, strict=True)) for photo_views in zip(*extracted.values(), strict=True)
+            )
             return [
                 photo if photo.image is None else replace(photo, views=next(views), caption=next(captions))
                 for photo in read
             ]
 
-        return chain.from_iterable(self.side_by_side(work, batches, asked))
+        return chain.from_iterable(self.side_by_side(work, batches, resolved))
 
     def side_by_side(
         self, work: Callable[[Part, int | None], Result], parts: Iterable[Part], options: CaptionOptions
     ) -> Iterator[Result]:
-        """`work` of each part and of a seed of its own, in order: at once where the model is on the CPU.
+        """Yield `work(part, seed)` for each part, in order. Parts run in parallel if the model is on the CPU.
 
-        Samples without a seed follow torch's own random numbers, whichever part comes first.
+        Each part has its own seed. Without a seed, samples depend on torch's random state, not on the order of parts.
         """
         seed = options.seed
         if seed is None and options.decode(self.config).method == "sample":
             seed = int(torch.randint(2**31, ()))
-        seeded = ((part, None if seed is None else seed + number) for number, part in enumerate(parts))
+        seeded = ((part, None if seed is None else seed + index) for index, part in enumerate(parts))
         return (side_by_side if self.device.type == "cpu" else map)(lambda part: work(*part), seeded)
 
     @property
@@ -243,7 +248,7 @@ class Captioner:
         return next(self.model.parameters()).device
 
     def extract(self, images: Sequence[Image.Image], views: Sequence[str] | None = None) -> dict[str, list[PhotoView]]:
-        """Upright RGB pictures → the model's views of them, or those that are named"""
+        """Extract the views of upright RGB pictures: all views of the model, or the named ones."""
         if self.extractors is None:
             raise ConfigError("this captioner has no extractors; load it from a model directory.")
         for name in views or ():
@@ -254,28 +259,30 @@ class Captioner:
     def caption_extracted(
         self, extracted: Mapping[str, Sequence[PhotoView]], options: CaptionOptions | None = None
     ) -> list[Caption]:
-        """Captions of photos by their views as `extract` gives them"""
+        """Caption photos from the views that `extract` returns."""
         photos = len(next(iter(extracted.values()))) if extracted else 0
         return self.caption_views(collate([""] * photos, extracted).views, options)
 
     def caption_views(
         self, views: Views, options: CaptionOptions | None = None, **settings: OptionValue
     ) -> list[Caption]:
-        """A caption for each photo of a batch of views; further ones in its `n_best`.
+        """One caption for each photo of a batch of views. Further captions are in its `n_best`.
 
-        `options`, or `settings` with the names of its fields, say how they are written: `caption_views(views, beam=1)`.
+        `options`, or `settings` by the names of its fields, control decoding: `caption_views(views, beam=1)`.
         """
-        asked = CaptionOptions.of(options, settings)
-        decode = asked.decode(self.config)
-        banned = set(forbidden(asked.never, self.vocabulary))
-        for choices in demanded(asked.must, self.vocabulary):
+        resolved = CaptionOptions.of(options, settings)
+        decode = resolved.decode(self.config)
+        banned = set(forbidden(resolved.never, self.vocabulary))
+        for choices in demanded(resolved.must, self.vocabulary):
             if banned.issuperset(choices):
                 word = self.vocabulary.words[choices[0]]
                 raise ConfigError(f"'{word}' cannot be demanded and forbidden at once.")
-        generator = None if asked.seed is None else torch.Generator(self.device).manual_seed(asked.seed)
+        generator = None if resolved.seed is None else torch.Generator(self.device).manual_seed(resolved.seed)
         sentences = _sentences(views, self.views) if decode.consensus else None
-        strategy = build_strategy(decode, self.vocabulary, asked.must, None if sentences else asked.n_best, generator)
-        rules = build_rules(decode, self.vocabulary, asked.never)
+        strategy = build_strategy(
+            decode, self.vocabulary, resolved.must, None if sentences else resolved.n_best, generator
+        )
+        rules = build_rules(decode, self.vocabulary, resolved.never)
         check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
@@ -288,7 +295,7 @@ class Captioner:
         for photo in range(len(generated.tokens)):
             possible = self._captions(generated, photo, names)
             ranked = by_consensus(possible, sentences[photo] if sentences else (), self.vocabulary, decode)
-            best, *others = ranked[: asked.n_best]
+            best, *others = ranked[: resolved.n_best]
             captions.append(replace(best, n_best=tuple(others)))
         return captions
 
@@ -306,7 +313,7 @@ class Captioner:
         tokens = [token for token in generated.tokens[photo, rank].tolist() if token != PAD]
         logprobs = generated.logprobs[photo, rank].tolist()
         texts = self.vocabulary.decode(tokens)
-        # What a reader asks of a word: the last decoder layer's weight of each view, mean over heads.
+        # The view weights shown for a word are those of the last decoder layer, mean over heads.
         weights = None
         if generated.weights is not None:
             weights = generated.weights[photo, rank, :, -1].float().mean(dim=1).tolist()
@@ -324,8 +331,8 @@ class Captioner:
         return Caption(" ".join(texts), words, sum(logprobs), mean)
 
 
-def _item(number: int, photo: Picture) -> PhotoItem:
-    name = str(photo) if isinstance(photo, (str, Path)) else f"photo {number}"
+def _item(index: int, photo: Picture) -> PhotoItem:
+    name = str(photo) if isinstance(photo, (str, Path)) else f"photo {index}"
     return PhotoItem(name, lambda: photo)
 
 
@@ -337,7 +344,7 @@ def _read(item: PhotoItem) -> CaptionedPhoto:
 
 
 def _sentences(views: Views, order: Sequence[str]) -> Sequence[Sequence[str]] | None:
-    """What was retrieved for each photo, nearest first, if a view says it: one whose tokens have a rank and a text"""
+    """Retrieved sentences of each photo, nearest first, from the first view whose tokens have a rank and a text"""
     for name in order:
         view = views.get(name)
         if view is not None and view.labels is not None and "rank" in view.indices:

@@ -1,4 +1,4 @@
-"""How sure to be of a word: its probability, fitted to how often people use such a word of the same photo."""
+"""Confidence of a word: its probability, calibrated to how often people use such words for the same photo."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def confidences(logprobs: ArrayLike, settings: ConfidenceConfig) -> NDArray[np.f
 
 
 def fit(logprobs: ArrayLike, used: ArrayLike, steps: int = 100) -> ConfidenceConfig:
-    """The offset and slope under which what people used is the most probable: Newton's method, each step halved
-    until it helps. A touch of ridge keeps the answer finite where all words are used, or none."""
+    """Fit offset and slope by maximum likelihood, with Newton's method and step halving.
+
+    A small ridge penalty keeps the solution finite if people used all words, or none.
+    """
     x = np.stack([np.ones(len(np.asarray(logprobs))), _logits(np.asarray(logprobs, dtype=np.float64))], axis=1)
     y = np.asarray(used, dtype=np.float64)
     start, ridge = np.array([0.0, 1.0]), 1e-6
 
-    def loss(at: NDArray[np.float64]) -> float:
-        z = x @ at
-        return float((np.logaddexp(0, z) - y * z).mean() + ridge / 2 * ((at - start) ** 2).sum())
+    def loss(weights: NDArray[np.float64]) -> float:
+        z = x @ weights
+        return float((np.logaddexp(0, z) - y * z).mean() + ridge / 2 * ((weights - start) ** 2).sum())
 
     best = start
     for _ in range(steps):
@@ -51,20 +53,20 @@ class Bin:
     words: int
     confidence: float
     used: float
-    """share of them that people used"""
+    """share of the words that people used"""
 
 
 def reliability(sure: ArrayLike, used: ArrayLike, bins: int = 15) -> tuple[float, list[Bin]]:
-    """Expected calibration error, and the bins of equal width that it is the weighted mean of."""
+    """Expected calibration error, and the bins of equal width that it is computed from."""
     sure, used = np.asarray(sure, dtype=np.float64), np.asarray(used, dtype=np.float64)
     place = np.minimum((sure * bins).astype(int), bins - 1)
-    found = [
+    filled = [
         Bin(int(inside.sum()), float(sure[inside].mean()), float(used[inside].mean()))
-        for inside in (place == number for number in range(bins))
+        for inside in (place == index for index in range(bins))
         if inside.any()
     ]
-    error = sum(part.words * abs(part.confidence - part.used) for part in found) / max(len(sure), 1)
-    return float(error), found
+    error = sum(part.words * abs(part.confidence - part.used) for part in filled) / max(len(sure), 1)
+    return float(error), filled
 
 
 def _logits(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:

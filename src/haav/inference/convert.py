@@ -1,7 +1,7 @@
-"""Read checkpoints of the authors' released code into a model directory of ours.
+"""Convert checkpoints of the authors' released code into a model directory.
 
-Only names and layout are translated; sizes are read off the tensors. Safetensors files, and
-`.pth` files as far as they hold plain tensors: no pickled object is ever executed.
+Names and layout are translated. Sizes are taken from the shapes of the tensors. Both safetensors files and `.pth` files
+of plain tensors are supported. Pickled code is never executed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from haav.types import ViewSpec
 
 CONTRAST = "contrast.safetensors"
 ANCHOR = "decoder.pos_emb.weight"
-"""a frozen tensor that every released checkpoint has: tells the format and the prefix of its names"""
+"""a frozen tensor that every released checkpoint has; identifies the format and the prefix of names"""
 
 VIEWS = {"obj_mlp": "objects", "vis_mlp": "grid", "txt_mlp_whole": "text_whole", "txt_mlp_five": "text_five"}
 DEFAULT_TOKENS = 50
-"""objects and grid: the file does not say how many tokens they have at most"""
+"""maximum number of tokens of objects and grid, which the file does not contain"""
 
 _RENAMES = (
     (r"^(view_gen|encoder)_ema\.", r"momentum_\1."),
@@ -71,11 +71,11 @@ class Converted:
     captioner: Captioner
     contrast: MomentumContrast | None
     named: bool
-    """whether the words are real; without a vocabulary they are numbers"""
+    """whether a vocabulary was given; otherwise the words are numbered placeholders"""
 
 
 def convert(source: str | Path, vocabulary: str | Path | None = None, heads: int = 8) -> Converted:
-    """A released checkpoint as a model of ours, with its training state where the file has it."""
+    """Convert a released checkpoint, with its contrastive training state if the file has one."""
     source = Path(source)
     if heads < 1:
         raise ConfigError(f"--heads must be at least 1, not {heads}.")
@@ -92,10 +92,10 @@ def convert(source: str | Path, vocabulary: str | Path | None = None, heads: int
         model = build_model(config.model)
         assert isinstance(model, Haav)
         contrast = build_contrast(model.encoding, config.model, config.contrast) if config.contrast.enabled else None
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith(("encoding.", "decoder."))}
-    fit_weights(model, own, source)
+    model_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(("encoding.", "decoder."))}
+    fit_weights(model, model_tensors, source)
     if contrast is not None:
-        state = {name: tensor for name, tensor in tensors.items() if name not in own}
+        state = {name: tensor for name, tensor in tensors.items() if name not in model_tensors}
         state["filled"] = torch.tensor(config.contrast.queue_size)
         fit_weights(contrast, state, source)
     return Converted(Captioner(model, config, words), contrast, named=vocabulary is not None)
@@ -108,13 +108,13 @@ def save(converted: Converted, directory: str | Path) -> None:
 
 
 def rename(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Released names to ours; keys and values, two tensors there, are one here."""
+    """Map released names to ours. The separate key and value tensors of the release are concatenated."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in released.items():
         if ".running_keys" in name or ".running_values" in name or name.startswith("decoder.running_"):
             continue  # decoding state that the release keeps inside its modules
         if ".fc_v." in name:
-            continue  # goes with its fc_k
+            continue  # concatenated with its fc_k below
         if ".fc_k." in name:
             tensor = torch.cat([tensor, released[name.replace(".fc_k.", ".fc_v.")]])
             name = name.replace(".attention.fc_k.", ".key_value.")
@@ -128,16 +128,16 @@ def rename(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _released_tensors(source: Path) -> dict[str, Tensor]:
     if source.suffix == ".safetensors":
-        found, _ = load_weights(source)
+        tensors, _ = load_weights(source)
     else:
-        found = _load_pth(source)
-    anchor = next((name for name in found if name.endswith(ANCHOR)), None)
+        tensors = _load_pth(source)
+    anchor = next((name for name in tensors if name.endswith(ANCHOR)), None)
     if anchor is None:
         raise CheckpointError(
             f"{source} does not look like a checkpoint of the released code: it has no tensor '{ANCHOR}'."
         )
     prefix = anchor.removesuffix(ANCHOR)
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _load_pth(source: Path) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def _load_pth(source: Path) -> dict[str, Tensor]:
 
 
 def _config_of(released: Mapping[str, Tensor], heads: int, source: Path) -> Config:
-    """The `release` preset with the sizes that the tensors show."""
+    """The `release` preset with the sizes of the tensors."""
     views = _views_of(released)
     slots = released["encoder.layers.0.mhatt.attention.m_k"].shape[1]
     d_ff, d_model = released["encoder.layers.0.pwff.fc1.weight"].shape
@@ -210,9 +210,9 @@ def _count(released: Mapping[str, Tensor], part: str) -> int:
 
 
 def _vocabulary(path: str | Path | None, size: int) -> Vocabulary:
-    """Words by id from a JSON list or a text file, one a line; numbers where there is none."""
+    """Words by id from a JSON list or a text file with one word per line. Without a file, numbered placeholders."""
     if path is None:
-        return Vocabulary((*SPECIAL, *(f"word{number}" for number in range(len(SPECIAL), size))))
+        return Vocabulary((*SPECIAL, *(f"word{index}" for index in range(len(SPECIAL), size))))
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

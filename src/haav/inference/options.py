@@ -1,4 +1,4 @@
-"""How captions are written: typed, frozen, checked where a user gives them."""
+"""Options of captioning: typed, frozen, and validated where a user passes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OptionValue = str | int | float | bool | Sequence[str] | None
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """What a caller asks of captions. A decode setting that is None is the model's own.
+    """Options for captions. A decode setting that is None takes its value from the model.
 
     >>> CaptionOptions(beam=3, n_best=2, never=("man",)).beam
     3
@@ -22,13 +22,13 @@ class CaptionOptions:
     n_best: int = 1
     """captions per photo, the best first"""
     views: tuple[str, ...] | None = None
-    """only these of the model's views"""
+    """use only these views of the model"""
     must: tuple[str, ...] = ()
-    """words that are said; "dog|puppy": one of them"""
+    """words that captions must contain; "dog|puppy": one of them"""
     never: tuple[str, ...] = ()
-    """words that are not said"""
+    """words that captions must not contain"""
     seed: int | None = None
-    """of samples"""
+    """random seed of samples"""
 
     method: str | None = None
     beam: int | None = None
@@ -62,7 +62,7 @@ class CaptionOptions:
 
     @classmethod
     def of(cls, base: CaptionOptions | None, settings: Mapping[str, OptionValue]) -> CaptionOptions:
-        """`base`, or the defaults, with some settings replaced by their names"""
+        """`base`, or the defaults, with some settings replaced by name"""
         known = [field.name for field in fields(cls)]
         wrong = [name for name in settings if name not in known]
         if wrong:
@@ -75,9 +75,9 @@ class CaptionOptions:
         return replace(base or cls(), **settings)  # type: ignore[arg-type]  # __post_init__ and `decode` check them
 
     def decode(self, config: Config) -> DecodeConfig:
-        """The model's own decode settings with those that were given"""
-        given = {name: getattr(self, name) for name in _DECODE if getattr(self, name) is not None}
-        decode = override(config, "decode", given).decode if given else config.decode
+        """The decode settings of the model, with the given ones replaced"""
+        settings = {name: getattr(self, name) for name in _DECODE if getattr(self, name) is not None}
+        decode = override(config, "decode", settings).decode if settings else config.decode
         source = "samples" if decode.method == "sample" else "beam"
         if self.n_best > getattr(decode, source):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A model directory that captions photos anywhere: small weights, and what its text views are retrieved with."""
+"""Pack a model into a portable directory: float16 weights, and the bridge and text database of its text views."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def pack(
     textdb: str | Path | None = None,
     like: str | Path | None = None,
 ) -> dict[str, int]:
-    """Write it → bytes by part. `like`: a packed model whose bridge and text database serve this one too"""
+    """Write the packed model. Returns bytes by part. `like` is a packed model whose bridge and database are reused."""
     captioner = Captioner.from_pretrained(model)
     out = Path(out)
     beside = [own_texts(find_model(place)) for place in (like, model) if place is not None]
-    kinds = {name: extractor_kind(name) for name in captioner.views}
-    needs = {name: kind.needs for name, kind in kinds.items() if kind is not None and kind.needs}
+    classes = {name: extractor_kind(name) for name in captioner.views}
+    needs = {name: cls.needs for name, cls in classes.items() if cls is not None and cls.needs}
     texts: dict[str, CrossFitted | TextDatabase] = {}
     for need in dict.fromkeys(need for needed in needs.values() for need in needed):
-        choices = [{BRIDGE: bridge, TEXTDB: textdb}.get(need), *(own.get(need) for own in beside)]
+        choices = [{BRIDGE: bridge, TEXTDB: textdb}.get(need), *(paths.get(need) for paths in beside)]
         folder = next((choice for choice in choices if choice is not None), None)
         if folder is None or need not in LOADERS:
             names = ", ".join(name for name, needed in needs.items() if need in needed)
@@ -60,7 +60,7 @@ def pack(
 
 
 def _check_part(accepted: Sequence[str], view: str, need: str, origin: str) -> None:
-    """A view's fingerprint names what it was retrieved with (`Extractor.needs`)"""
+    """Raise ViewError if the fingerprint of a view names another part than the one to pack (`Extractor.needs`)."""
     if accepted and not any(f"{need}-{origin}" in fingerprint for fingerprint in accepted):
         raise ViewError(
             f"the model was trained with another {need} of '{view}' than the one to pack.\n"

@@ -1,7 +1,7 @@
-"""Batches side by side.
+"""Run batches in parallel lanes.
 
-A caption takes hundreds of small operations. Split over the cores, each of them ends with cores that wait for one
-another; a batch to a core waits for nobody (docs/explanation/performance.md).
+A caption takes hundreds of small operations. If each operation is split over the cores, the cores wait for each other
+after every operation. With one batch per core they do not wait (docs/explanation/performance.md).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 MOST = 4
-"""more lanes than this would wait for Python instead of for each other; they share the cores"""
+"""maximum number of lanes, which share the cores; more would wait for the Python interpreter"""
 
 
 def side_by_side(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
-    """`work` of each part, in order. A few parts are taken ahead, so they may be an endless stream.
+    """Yield `work(part)` for each part, in order. Only a few parts are read ahead, so `parts` may be endless.
 
-    As many lanes as torch has threads, or as there are parts. A part that is alone has all threads.
+    There are as many lanes as torch has threads, but at most `MOST` and at most one per part. A single part uses all
+    threads.
     """
     waiting = iter(parts)
     first = list(islice(waiting, min(_threads(), MOST)))
@@ -49,7 +50,7 @@ def side_by_side(work: Callable[[Part], Result], parts: Iterable[Part]) -> Itera
 
 _lock = threading.Lock()
 _before: list[int] = []
-"""the threads that torch had before lanes took their shares, once for each call that is at work"""
+"""number of torch threads before lanes took their shares, one entry per active call"""
 
 
 def _threads() -> int:
@@ -59,14 +60,17 @@ def _threads() -> int:
 
 @contextmanager
 def _shared_out(lanes: int) -> Iterator[Callable[[], None]]:
-    """What each lane calls first. The last call to end gives back: new threads inherit what any thread said last."""
+    """A function that each lane calls first. The last active call restores the number of threads.
+
+    New threads inherit the number that any thread set last.
+    """
     with _lock:
         _before.append(_before[0] if _before else torch.get_num_threads())
-        each, over = divmod(_before[0], lanes)
-    shares = iter([each + (lane < over) for lane in range(lanes)])
+        per_lane, over = divmod(_before[0], lanes)
+    shares = iter([per_lane + (lane < over) for lane in range(lanes)])
 
     def take() -> None:
-        torch.get_num_threads()  # a thread's first question sets its number to what was said last, so it comes first
+        torch.get_num_threads()  # the first query in a thread resets its number, so query before setting
         torch.set_num_threads(next(shares))
 
     try:

@@ -1,4 +1,4 @@
-"""A model over stored photos: captions for scoring, and how sure to be of their words."""
+"""Run a model over stored views: captions for scoring, and calibration of their confidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def predict(
     progress: Progress = quiet,
     seed: int | None = None,
 ) -> Iterator[tuple[str, Caption]]:
-    """Photo and caption, in order, or in that of shards; the views are read from the store. `seed`: of samples"""
+    """Yield (photo, caption) from stored views, in order, or in the order of the shards. `seed`: of samples"""
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     if isinstance(store, ShardStore):
@@ -52,7 +52,7 @@ BASELINES = ("nearest", "consensus")
 
 
 def sentence_view(store: Store | ShardStore) -> str:
-    """The view of a store whose sentences were retrieved for the photo as a whole, or for the fewest crops of it"""
+    """The view with retrieved sentences that has the fewest crops: the whole photo, if there is such a view"""
     manifests = store.views
     names = views_that_give("sentences", sorted(manifests))
     if not names:
@@ -61,8 +61,10 @@ def sentence_view(store: Store | ShardStore) -> str:
 
 
 def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str) -> Iterator[tuple[str, str]]:
-    """What retrieval alone would say of each photo, without any captioner: its nearest sentence, or that of its
-    retrieved sentences which is nearest to all the others"""
+    """Retrieval baselines without a captioning model, as (photo, sentence).
+
+    "nearest" is the nearest sentence. "consensus" is the retrieved sentence that is most similar to all the others.
+    """
     if baseline not in BASELINES:
         raise ConfigError(unknown("baseline", baseline, BASELINES))
     name = sentence_view(store)
@@ -75,24 +77,22 @@ def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str)
 
 
 def calibrate(captions: Mapping[str, Caption], photos: Sequence[Photo]) -> tuple[ConfidenceConfig, dict[str, float]]:
-    """Fit confidence to whether people used the word of the same photo; the error is that of photos not fitted to."""
+    """Fit confidence to whether people used the word for the same photo. The error is measured on held-out photos."""
     words: list[tuple[int, float, bool]] = []
-    for number, photo in enumerate(photos):
+    for index, photo in enumerate(photos):
         used = {token for text in photo.captions for token in tokenize(text)}
         if used:
             said = captions[photo.id].words
             known = [(word.logprob, tokenize(word.text)) for word in said]
-            words += [(number % 2, logprob, used.issuperset(tokens)) for logprob, tokens in known if tokens]
+            words += [(index % 2, logprob, used.issuperset(tokens)) for logprob, tokens in known if tokens]
     if not words:
         raise DataError("nothing to calibrate on: no photo has both a caption and references.")
     half, logprobs, hits = (np.array(column) for column in zip(*words, strict=True))
     if len(set(half.tolist())) < 2:
         raise DataError("calibration fits on some photos and tests on others: it needs at least two with references.")
     held_out = np.zeros(len(words))
-    for number in (0, 1):
-        held_out[half == number] = confidences(
-            logprobs[half == number], fit(logprobs[half != number], hits[half != number])
-        )
+    for fold in (0, 1):
+        held_out[half == fold] = confidences(logprobs[half == fold], fit(logprobs[half != fold], hits[half != fold]))
     return fit(logprobs, hits), {
         "words": len(words),
         "used by people": float(hits.mean()),

@@ -1,4 +1,4 @@
-"""What goes into the stream of photos and what comes out: items, results, and files of captions that can go on."""
+"""Inputs and outputs of the captioning stream: items, results, and resumable files of captions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LINE = 10_000_000
 
 @dataclass(frozen=True)
 class PhotoItem:
-    """A photo to caption: what it is called, and how it is read"""
+    """A photo to caption: its name, and a function that reads it."""
 
     name: str
     read: Callable[[], Picture]
@@ -33,7 +33,7 @@ class PhotoItem:
 
 @dataclass(frozen=True)
 class CaptionedPhoto:
-    """What became of a photo: its views and caption, or an error"""
+    """The result for a photo: its views and caption, or an error."""
 
     item: PhotoItem
     image: Image.Image | None = None
@@ -53,27 +53,29 @@ class CaptionedPhoto:
 
 
 def find_items(paths: Iterable[str], read_stdin: Callable[[int], bytes]) -> list[PhotoItem]:
-    """Files, folders, tars, lists, patterns, and `-`. What cannot be found or read is an item that fails."""
+    """Items of files, folders, tars, lists, patterns and `-`. A path that cannot be read becomes a failing item."""
     items: dict[str, PhotoItem] = {}
     for path in paths:
         if path == STANDARD_INPUT:
-            items[path] = PhotoItem(path, cache(lambda: read_stdin(MAX_BYTES + 1)))  # it comes once
+            items[path] = PhotoItem(path, cache(lambda: read_stdin(MAX_BYTES + 1)))  # can be read only once
             continue
-        found, fault = photos_of(path)
-        items |= {ref.place: PhotoItem(ref.place, ref.read) for ref in found}
-        if fault or not found:
+        refs, fault = photos_of(path)
+        items |= {ref.place: PhotoItem(ref.place, ref.read) for ref in refs}
+        if fault or not refs:
             items[path] = PhotoItem(path, _failing(fault or "no photo is there."))
     return list(items.values())
 
 
 class CaptionFile:
-    """A file of JSON lines that grows by whole batches and survives being cut off. Captions in it are not made again,
-    photos that failed are tried again."""
+    """A file of JSON lines that is appended to by batches and survives interruption.
+
+    Photos that have a caption in it are skipped. Photos that failed are tried again.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.done: set[str] = set()
-        """photos whose captions are in the file; standard input is another photo each time"""
+        """photos with a caption in the file; standard input never counts, as its photo may differ"""
         if self.path.exists():
             self._take_over()
 
@@ -87,12 +89,12 @@ class CaptionFile:
             raise DataError(f"cannot write {self.path}: {error.strerror}.") from None
 
     def _take_over(self) -> None:
-        """Check every line, then write the file anew if photos failed or its last line was cut off."""
+        """Check every line. Rewrite the file if photos failed or if its last line is incomplete."""
         spoilt = False
         try:
             with open(self.path, "rb") as file:
-                for number, line in enumerate(_lines(file), 1):
-                    row = self._row(line, number)
+                for line_number, line in enumerate(_lines(file), 1):
+                    row = self._row(line, line_number)
                     if row is None or "caption" not in row:
                         spoilt = True
                     elif row["image"] != STANDARD_INPUT:
@@ -104,13 +106,13 @@ class CaptionFile:
 
     def _copy_captions(self, copy: Path) -> None:
         with open(self.path, "rb") as old, open(copy, "wb") as new:
-            for number, line in enumerate(_lines(old), 1):
-                row = self._row(line, number)
+            for line_number, line in enumerate(_lines(old), 1):
+                row = self._row(line, line_number)
                 if row is not None and "caption" in row:
                     new.write(line)
 
-    def _row(self, line: bytes, number: int) -> dict[str, Any] | None:
-        """None: the line that was being written when a run was cut off"""
+    def _row(self, line: bytes, line_number: int) -> dict[str, Any] | None:
+        """The row of a line, or None for an incomplete last line of an interrupted run"""
         begun = line.startswith(BEGINNING) or BEGINNING.startswith(line)
         if not line.endswith(b"\n") and begun:
             return None
@@ -119,7 +121,7 @@ class CaptionFile:
             row["image"]
         except (ValueError, KeyError, TypeError):
             raise DataError(
-                f"{self.path}: line {number} is not a caption of haav. Name another file with --out."
+                f"{self.path}: line {line_number} is not a caption of haav. Name another file with --out."
             ) from None
         if not line.endswith(b"\n"):
             raise DataError(f"{self.path} does not end as a file of captions does. Name another file with --out.")
@@ -127,12 +129,12 @@ class CaptionFile:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """None is longer than a caption can be, so that whatever is named instead of a file of captions fits into memory"""
+    """Lines of bounded length, so that a wrong file, with any content, fits into memory"""
     return iter(lambda: file.readline(MAX_LINE), b"")
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    # File names need not be UTF-8; escapes bring any of them there and back.
+    # File names need not be valid UTF-8. ASCII escapes preserve all of them.
     return json.dumps(row).encode() + b"\n"
 
 

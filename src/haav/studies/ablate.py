@@ -1,7 +1,8 @@
-"""A grid of named runs that differ in a few settings, trained one after another or side by side: one table out.
+"""Train a grid of named runs that differ in a few settings, and write one table.
 
-Each run is an ordinary `haav train` in a process of its own: it can be cut off and goes on, and its peak memory is
-its own. A run that has its `result.json` is done and is not repeated.
+Runs are trained one after another or in parallel. Each run is an ordinary `haav train` in its own process, so it can
+be interrupted and resumed, and its peak memory is measured separately. A run that has a `result.json` is done and is
+not repeated.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_stor
 class Row:
     name: str
     settings: Mapping[str, str]
-    """dotted name → value, on top of the grid's own"""
+    """dotted name → value, applied on top of the settings of the grid"""
     paper: Mapping[str, float]
-    """what the paper prints for it"""
+    """metric → value reported in the paper"""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class Grid:
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
     reference: str = ""
-    """the row that the others are compared with, if there is one"""
+    """name of the row that the others are compared with; empty if there is none"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run"""
+    """The result of one run."""
 
     row: str
     seed: int
@@ -73,7 +74,7 @@ class Outcome:
     split: str
     parameters: int
     gigaflops: float
-    """encoding a photo and writing its first word"""
+    """per photo: encoding it and decoding the first word"""
     captions_per_second: float
     gigabytes: float
     """peak memory of training"""
@@ -83,7 +84,7 @@ class Outcome:
 
 
 def load_grid(name: str) -> Grid:
-    """A file of the user's, or a grid by name"""
+    """Load a grid from a YAML file, or by the name of a grid in the package."""
     text = find_grid(name).read_text(encoding="utf-8")
     try:
         tree = yaml.safe_load(text)
@@ -114,7 +115,7 @@ def run_grid(
     workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
-    """Train what is not done yet; `overrides`: settings of all rows, stronger than the grid's, weaker than a row's"""
+    """Train the runs that are not done yet. `overrides` replace settings of the grid, but not those of a row."""
     check_installed("the curves of a grid")
     folder = make_folder(out)
     text = yaml.safe_dump(_tree(grid), sort_keys=False, allow_unicode=True)
@@ -131,7 +132,7 @@ def run_grid(
             if done is None:
                 report(f"{row.name}, seed {seed}: begins")
                 done = _train(grid.recipe, settings, row.name, seed, place, workers)
-        except TrainingError as error:  # told now; raised when the other rows are done
+        except TrainingError as error:  # reported now, raised when the other rows are done
             report(str(error))
             raise
         report(f"{row.name}, seed {seed}: CIDEr {100 * done.scores['CIDEr']:.1f} on {done.split}")
@@ -167,7 +168,7 @@ def _train(recipe: str, settings: Mapping[str, str], row: str, seed: int, place:
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
-            process.terminate()  # it saves and stops; the grid goes on from there
+            process.terminate()  # the run saves a checkpoint and stops; the grid can resume it
             process.wait()
             raise
     if os.waitstatus_to_exitcode(status):
@@ -180,7 +181,7 @@ def _train(recipe: str, settings: Mapping[str, str], row: str, seed: int, place:
 
 
 def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
-    """A run is gone on with, or taken as done, only with the settings that it began with; data may move."""
+    """Refuse to resume or reuse a run whose settings have changed. Paths of data may change."""
     file = place.with_suffix(".json")
     if not file.exists() or not (place / "config.yaml").exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -203,14 +204,14 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
 
 
 def _environment(workers: int) -> dict[str, str]:
-    """Runs side by side share the cores instead of fighting for them."""
+    """Environment of a run. Parallel runs divide the cores among themselves."""
     if workers == 1:
         return dict(os.environ)
     return {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
 
 
 def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -> Outcome:
-    """On test where the data set has one, else on val"""
+    """Score a run on test if the data set has that split, otherwise on val."""
     files = RunFiles(place)
     config, _ = files.read()
     captioner = Captioner.from_pretrained(files.best)
@@ -240,14 +241,14 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
 
 
 def data_of(place: Path, config: Config) -> tuple[Path, Path]:
-    """The captions and the views that a run was trained on"""
+    """Paths of the data set and the view store that a run was trained on"""
     if config.data.dataset == "toy":
         return make_toy(place / "toy")
     return Path(config.data.dataset), Path(config.data.store)
 
 
 def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
-    """`table.md`, `table.csv` and, where runs were scored more than once, `curves.png` of what is done"""
+    """Write `table.md` and `table.csv`, and `curves.png` if any run was scored more than once."""
     lines = table(grid, outcomes)
     text = "\n".join(["| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])])
     write_atomically(folder / "table.md", lambda file: file.write_text(f"# {grid.title}\n\n{text}\n", encoding="utf-8"))
@@ -259,34 +260,38 @@ def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
 
 
 def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """A line a row of the grid, the heads first; scores × 100 as papers print them"""
+    """The header, then one line per row of the grid. Scores are multiplied by 100, as in papers."""
     against = [f"CIDEr − {grid.reference}"] if grid.reference else []
     heads = ["", *METRICS, *against, *(f"paper {name}" for name in _printed(grid)), "seeds", "M parameters"]
-    lines = [[*heads, "GFLOP a photo", "captions/s", "peak GB", "minutes"]]
+    lines = [[*heads, "GFLOP per photo", "captions/s", "peak GB", "minutes"]]
     for row in grid.rows:
-        own = [outcome for outcome in outcomes if outcome.row == row.name]
-        if not own:
+        row_outcomes = [outcome for outcome in outcomes if outcome.row == row.name]
+        if not row_outcomes:
             continue
         cells = [row.name]
         for name in METRICS:
-            mean, half = student_interval([100 * outcome.scores[name] for outcome in own])
+            mean, half = student_interval([100 * outcome.scores[name] for outcome in row_outcomes])
             cells.append(_plus_minus(mean, half, ""))
         if grid.reference:
-            cells.append(_difference(own, [outcome for outcome in outcomes if outcome.row == grid.reference]))
+            cells.append(_difference(row_outcomes, [outcome for outcome in outcomes if outcome.row == grid.reference]))
         cells += [f"{row.paper[name]:g}" if name in row.paper else "" for name in _printed(grid)]
-        cells += [" ".join(str(outcome.seed) for outcome in own), f"{own[0].parameters / 1e6:.1f}"]
-        cells += [f"{own[0].gigaflops:.2f}"]
+        cells += [" ".join(str(outcome.seed) for outcome in row_outcomes), f"{row_outcomes[0].parameters / 1e6:.1f}"]
+        cells += [f"{row_outcomes[0].gigaflops:.2f}"]
         for name in ("captions_per_second", "gigabytes", "minutes"):
-            cells.append(f"{np.mean([getattr(outcome, name) for outcome in own]):.1f}")
+            cells.append(f"{np.mean([getattr(outcome, name) for outcome in row_outcomes]):.1f}")
         lines.append(cells)
     return lines
 
 
-def _difference(own: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
-    """CIDEr of a row minus the reference's, seed by seed"""
-    theirs = {outcome.seed: outcome.scores["CIDEr"] for outcome in reference}
-    pairs = [100 * (outcome.scores["CIDEr"] - theirs[outcome.seed]) for outcome in own if outcome.seed in theirs]
-    return _plus_minus(*student_interval(pairs), "+") if pairs and list(own) != list(reference) else ""
+def _difference(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
+    """Mean over shared seeds of the CIDEr of a row minus that of the reference row"""
+    reference_scores = {outcome.seed: outcome.scores["CIDEr"] for outcome in reference}
+    pairs = [
+        100 * (outcome.scores["CIDEr"] - reference_scores[outcome.seed])
+        for outcome in outcomes
+        if outcome.seed in reference_scores
+    ]
+    return _plus_minus(*student_interval(pairs), "+") if pairs and list(outcomes) != list(reference) else ""
 
 
 def _plus_minus(mean: float, half: float, sign: str) -> str:
@@ -295,17 +300,17 @@ def _plus_minus(mean: float, half: float, sign: str) -> str:
 
 def mean_curves(grid: Grid, outcomes: Sequence[Outcome]) -> dict[str, list[tuple[int, float]]]:
     """Row → (epoch, CIDEr × 100 on val, mean over seeds)"""
-    found = {}
+    by_row = {}
     for row in grid.rows:
         curves = [dict(outcome.curve) for outcome in outcomes if outcome.row == row.name]
         epochs = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         if epochs:
-            found[row.name] = [(at, 100 * float(np.mean([curve[at] for curve in curves]))) for at in epochs]
-    return found
+            by_row[row.name] = [(epoch, 100 * float(np.mean([curve[epoch] for curve in curves]))) for epoch in epochs]
+    return by_row
 
 
 def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
-    """CIDEr on val by epoch, mean over seeds: which rows over-fit"""
+    """Plot CIDEr on val by epoch, mean over seeds. It shows which rows over-fit."""
     figure = new_figure(7, 4.2)
     axes = figure.subplots()
     for name, curve in mean_curves(grid, outcomes).items():
@@ -328,7 +333,7 @@ def _row(tree: dict[str, Any]) -> Row:
 
 
 def _tree(grid: Grid) -> dict[str, Any]:
-    """As a file; `load_grid` reads it back"""
+    """The grid as plain data for a YAML file that `load_grid` can read."""
     rows = [{"name": row.name, "paper": dict(row.paper), **row.settings} for row in grid.rows]
     return {
         "title": grid.title,
@@ -341,7 +346,7 @@ def _tree(grid: Grid) -> dict[str, Any]:
 
 
 def _dotted(tree: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Nested settings → flags"""
+    """Nested settings → {dotted name: value}"""
     flat: dict[str, str] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

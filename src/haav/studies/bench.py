@@ -1,4 +1,4 @@
-"""How fast this machine captions photos: what a user waits for, and where the time goes."""
+"""Measure how fast this machine captions photos, and where the time goes."""
 
 from __future__ import annotations
 
@@ -34,74 +34,74 @@ from haav.views.embedded.vit import resolve_precision
 
 
 def bench(captioner: Captioner, model: str) -> dict[str, Any]:
-    """Seconds, rates and shares; run it on a machine that does nothing else"""
+    """Times, rates and shares by name. Run it on an otherwise idle machine."""
     samples = resources.files("haav").joinpath("samples")
     paths = sorted(str(file) for file in samples.iterdir() if file.name.endswith(".jpg"))
     images = [load_image(path) for path in paths]
-    eight = [images[number % len(images)] for number in range(8)]
-    fifty = [images[number % len(images)] for number in range(50)]
+    eight = [images[index % len(images)] for index in range(8)]
+    fifty = [images[index % len(images)] for index in range(50)]
     peak = matmul_rate()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "a large matrix product, GFLOP/s": peak,
         "cold: a process that captions one photo, s": cold(model, paths[0]),
     }
     for beam in (3, 5):
-        found[f"warm: a photo to its caption, beam {beam}, ms"] = 1000 * median(
+        results[f"warm: a photo to its caption, beam {beam}, ms"] = 1000 * median(
             seconds(partial(captioner.caption, path, beam=beam), 3) for path in paths
         )
     many = eight * 8
-    found["photos in batches of 8, photos/s"] = len(many) / seconds(lambda: captioner.caption(many), 2)
-    found["of that, looking at them, photos/s"] = len(many) / seconds(
+    results["photos in batches of 8, photos/s"] = len(many) / seconds(lambda: captioner.caption(many), 2)
+    results["of that, looking at them, photos/s"] = len(many) / seconds(
         lambda: list(side_by_side(captioner.extract, [eight] * 8)), 2
     )
-    seen = captioner.extract(eight)
-    found["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
+    eight_views = captioner.extract(eight)
+    results["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
     for name, value in looking(captioner, eight, peak).items():
-        found[f"  {name}"] = value
-    seen_fifty = captioner.extract(fifty)
-    for batch, own in ((1, captioner.extract(images[:1])), (8, seen), (50, seen_fifty)):
+        results[f"  {name}"] = value
+    fifty_views = captioner.extract(fifty)
+    for batch, views in ((1, captioner.extract(images[:1])), (8, eight_views), (50, fifty_views)):
         for beam in (1, 5):
-            took = seconds(partial(captioner.caption_extracted, own, CaptionOptions(beam=beam)), 3)
-            found[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
+            took = seconds(partial(captioner.caption_extracted, views, CaptionOptions(beam=beam)), 3)
+            results[f"views to captions, beam {beam}, batch {batch}, captions/s"] = batch / took
     beside = seconds(
         lambda: list(
-            side_by_side(lambda own: captioner.caption_extracted(own, CaptionOptions(beam=5)), [seen_fifty] * 4)
+            side_by_side(lambda views: captioner.caption_extracted(views, CaptionOptions(beam=5)), [fifty_views] * 4)
         ),
         2,
     )
-    found["views to captions, beam 5, batches of 50 side by side, captions/s"] = 200 / beside
+    results["views to captions, beam 5, batches of 50 side by side, captions/s"] = 200 / beside
     flops = cost(captioner.config.model)
-    found["GFLOP to read a photo's views, at their longest"] = (flops.encoding + flops.memory) / 1e9
-    found["GFLOP a word and caption"] = flops.step / 1e9
-    found["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return found
+    results["GFLOP to read a photo's views, at their longest"] = (flops.encoding + flops.memory) / 1e9
+    results["GFLOP a word and caption"] = flops.step / 1e9
+    results["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return results
 
 
 def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) -> dict[str, Any]:
-    """Rates of the networks that the views run on, and of what each view adds to them. `peak`: GFLOP/s"""
+    """Rates of the networks behind the views, and of each view without its networks. `peak` is in GFLOP/s."""
     assert captioner.extractors is not None, "it was loaded from a model directory"
 
     def photos() -> PhotoBatch:
-        return PhotoBatch([str(number) for number in range(len(images))], images)
+        return PhotoBatch([str(index) for index in range(len(images))], images)
 
     def run_anew(network: Network) -> None:
-        network.run(photos())  # a new batch each time: a batch keeps what was computed of it
+        network.run(photos())  # a new batch each time, because a batch caches what was computed from it
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in captioner.extractors.weights(captioner.views):
         network = NETWORKS[name]()
         rate = len(images) / seconds(partial(run_anew, network), 3)
-        found[f"{name}, precision"] = network.precision
-        found[f"{name}, photos/s"] = rate
-        found[f"{name}, GFLOP per photo"] = network.gigaflops
-        found[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
-    seen = photos()
+        results[f"{name}, precision"] = network.precision
+        results[f"{name}, photos/s"] = rate
+        results[f"{name}, GFLOP per photo"] = network.gigaflops
+        results[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
+    batch = photos()
     for name in captioner.views:
         extractor = captioner.extractors.extractor(name)
-        took = seconds(partial(extractor.extract, seen), 3)
-        found[f"{name}, its networks not counted, photos/s"] = len(images) / took
-    return found
+        took = seconds(partial(extractor.extract, batch), 3)
+        results[f"{name}, its networks not counted, photos/s"] = len(images) / took
+    return results
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     clip.WEIGHTS: lambda: _transformer(clip.load_clip(None, resolve_precision("auto"), "cpu")),
     dinov2.WEIGHTS: lambda: _transformer(dinov2.load_dinov2(resolve_precision("auto"), "cpu")),
 }
-"""by the weights that they run on"""
+"""name of the weights → network"""
 
 
 def convolution_gigaflops(network: nn.Module, side: int) -> float:
-    """Of a square picture, two per multiply-add"""
+    """GFLOP of the convolutions for one square picture, counting two FLOPs per multiply-add"""
     total = 0
 
     def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -157,20 +157,20 @@ def cold(model: str, path: str) -> float:
 
 
 def matmul_rate(size: int = 2048, dtype: torch.dtype = torch.float32) -> float:
-    """GFLOP/s of a product of two square matrices: what the machine can do at best"""
-    one, other = torch.randn(2, size, size).to(dtype)
-    return 2 * size**3 / seconds(lambda: one @ other, 5) / 1e9
+    """GFLOP/s of a product of two square matrices, the peak rate of the machine"""
+    left, right = torch.randn(2, size, size).to(dtype)
+    return 2 * size**3 / seconds(lambda: left @ right, 5) / 1e9
 
 
 def seconds(work: Callable[[], Any], times: int = 5) -> float:
-    """The quickest of several runs after a first: what the machine can do when nobody disturbs it"""
+    """The shortest of several runs after a warm-up run. The minimum is least affected by other processes."""
     work()
-    found = []
+    durations = []
     for _ in range(times):
         started = time.perf_counter()
         work()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        durations.append(time.perf_counter() - started)
+    return min(durations)
 
 
 def machine() -> str:
@@ -178,5 +178,5 @@ def machine() -> str:
     lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     threads = torch.get_num_threads()
-    kind = named[0] if named else platform.machine()
-    return f"{kind}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    processor = named[0] if named else platform.machine()
+    return f"{processor}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"

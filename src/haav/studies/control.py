@@ -1,8 +1,8 @@
 """The paper's two control studies (§4.4, Fig. 3) over a whole split, with statistics instead of an example.
 
-Noise: tokens of one view are zeroed; does the decoder trust that view less, at every word? Mask: an object is covered
-for one view only; does it trust that view less at the object's word? Weights are those of the last decoder layer;
-the words are those that the model writes of the photo as it is, so that steps can be compared.
+Noise: tokens of one view are zeroed. Does the decoder trust that view less at every word? Mask: an object is covered
+for one view only. Does the decoder trust that view less at the word of the object? Weights are those of the last
+decoder layer. The words are those of the caption of the undisturbed photo, so that steps can be compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Change:
-    """Of a weight, disturbed minus clean, over photos"""
+    """Change of a view's weight over photos: disturbed minus clean."""
 
     photos: int
     clean: float
@@ -46,13 +46,13 @@ class Change:
     high: float
     """95 % interval of the mean, by bootstrap over photos"""
     effect: float
-    """Cohen's d of the paired differences: their mean in standard deviations"""
+    """Cohen's d of the paired differences: their mean divided by their standard deviation"""
     photos_that_drop: float
     steps_that_drop: float
 
 
 def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]], seed: int = 0) -> Change:
-    """Weights of each photo's steps, clean and disturbed"""
+    """Compare the weights at the steps of each photo, clean and disturbed."""
     differences = [np.subtract(after, before) for before, after in zip(clean, disturbed, strict=True)]
     if not differences:
         raise DataError("no photo is left to measure on.")
@@ -79,7 +79,7 @@ def noise_study(
     seed: int = 0,
     progress: Progress = quiet,
 ) -> dict[str, Any]:
-    """view → share of its tokens that are zeroed → Change; and the mean weight at each step, clean and noised"""
+    """For each view: the Change by share of zeroed tokens, and the mean weight at each step, clean and noised."""
     model = weighing(captioner)
     generator = torch.Generator().manual_seed(seed)
     clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
@@ -88,14 +88,14 @@ def noise_study(
     for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
         tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
         before = trust(model, batch.views, tokens)
-        for number, name in enumerate(model.encoding.names):
+        for index, name in enumerate(model.encoding.names):
             has = batch.views[name].mask.any(dim=1).tolist()
             rows = [row for row, there in enumerate(has) if there and lengths[row]]
-            clean[name] += [before[row, : lengths[row], number].tolist() for row in rows]
+            clean[name] += [before[row, : lengths[row], index].tolist() for row in rows]
             for share in shares:
                 views = {**batch.views, name: _zeroed(batch.views[name], share, generator)}
                 after = trust(model, views, tokens)
-                noised[name][share] += [after[row, : lengths[row], number].tolist() for row in rows]
+                noised[name][share] += [after[row, : lengths[row], index].tolist() for row in rows]
         done += len(batch.ids)
         progress(done, len(photos))
     return {
@@ -110,7 +110,7 @@ def noise_study(
 
 @dataclass(frozen=True)
 class Masked:
-    """Weights of one photo at the step of an object's word and at its other steps, each (H,) or (steps,) by view"""
+    """Weights of one photo by view: at the step of the object's word (H,), and at the other steps (steps,)."""
 
     clean: Mapping[str, list[float]]
     covered: Mapping[str, list[float]]
@@ -119,14 +119,16 @@ class Masked:
 
 
 def mask_study(masked: Sequence[Masked], seed: int = 0) -> dict[str, Any]:
-    """view → Change of its weight at the object's word when the object is covered for this view only: all heads
-    together, each head, and at the other words"""
-    found: dict[str, Any] = {}
+    """For each view: the Change of its weight when the object is covered for this view only.
+
+    It is given at the object's word for the mean over heads and for each head, and at the other words.
+    """
+    changes: dict[str, Any] = {}
     for name in dict.fromkeys(name for case in masked for name in case.clean):
         cases = [case for case in masked if name in case.clean]
         rest = [case for case in cases if case.others_clean[name]]
         heads = range(len(cases[0].clean[name]))
-        found[name] = {
+        changes[name] = {
             "at the word": asdict(
                 change(
                     [[float(np.mean(case.clean[name]))] for case in cases],
@@ -150,13 +152,13 @@ def mask_study(masked: Sequence[Masked], seed: int = 0) -> dict[str, Any]:
                 for head in heads
             ],
         }
-    return found
+    return changes
 
 
 def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") -> Masked | None:
-    """The largest detected object that the caption names, covered for one view after the other; None: there is none
+    """Cover the largest detected object that the caption names, for one view at a time.
 
-    A view that is empty, or becomes so, is left out.
+    Returns None if there is no such object. A view that is empty, or becomes empty, is left out.
     """
     if cover not in COVERS:
         raise ConfigError(unknown("cover", cover, COVERS))
@@ -166,45 +168,45 @@ def mask_photo(captioner: Captioner, image: Image.Image, cover: str = "grey") ->
             "the mask study covers what is detected: it needs a model that reads a view such as 'objects'."
         )
     model = weighing(captioner)
-    seen = captioner.extract([image])
-    (caption,) = captioner.caption_extracted(seen)
-    found = _object(seen[detected[0]][0], caption)
-    if found is None:
+    extracted = captioner.extract([image])
+    (caption,) = captioner.caption_extracted(extracted)
+    largest = _object(extracted[detected[0]][0], caption)
+    if largest is None:
         return None
-    step, box = found
-    return watch(captioner, model, seen, captioner.extract([_covered(image, box, cover)]), caption, step)
+    step, box = largest
+    return watch(captioner, model, extracted, captioner.extract([_covered(image, box, cover)]), caption, step)
 
 
 def watch(
     captioner: Captioner,
     model: Haav,
-    seen: Mapping[str, Sequence[PhotoView]],
+    extracted: Mapping[str, Sequence[PhotoView]],
     covered: Mapping[str, Sequence[PhotoView]],
     caption: Caption,
     step: int,
 ) -> Masked:
-    """Weights of a caption's steps with the photo as it is, and with one view after the other of the covered photo"""
+    """Weights at the steps of a caption, with all views clean and with one view at a time from the covered photo"""
     tokens, (length,) = _words(captioner, [caption])
-    others = [at for at in range(length) if at != step]
+    others = [position for position in range(length) if position != step]
     device = next(model.parameters()).device
-    views = collate([""], seen, device=device).views
+    views = collate([""], extracted, device=device).views
     clean = trust(model, views, tokens, heads=True)[0, :length]
     parts: tuple[dict[str, list[float]], ...] = ({}, {}, {}, {})
-    for number, name in enumerate(model.encoding.names):
-        if not len(seen[name][0].tokens) or not len(covered[name][0].tokens):
+    for index, name in enumerate(model.encoding.names):
+        if not len(extracted[name][0].tokens) or not len(covered[name][0].tokens):
             continue
         spoilt = {**views, **collate([""], {name: covered[name]}, device=device).views}
         hidden = trust(model, spoilt, tokens, heads=True)[0, :length]
         for part, weights in zip(parts[:2], (clean, hidden), strict=True):
-            part[name] = weights[step, :, number].tolist()
+            part[name] = weights[step, :, index].tolist()
         for part, weights in zip(parts[2:], (clean, hidden), strict=True):
-            part[name] = weights[others, :, number].mean(dim=1).tolist() if others else []
+            part[name] = weights[others, :, index].mean(dim=1).tolist() if others else []
     return Masked(*parts)
 
 
 @torch.no_grad()
 def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Tensor:
-    """(B, T, V), or (B, T, H, V): weights of the last decoder layer at each step of whole captions (B, 1, T)"""
+    """Weights of the last decoder layer at each step of captions (B, 1, T): (B, T, V), or (B, T, H, V) with `heads`"""
     device = next(model.parameters()).device
     decoded = model({name: view.to(device) for name, view in views.items()}, tokens.to(device))
     assert decoded.weights is not None
@@ -213,7 +215,7 @@ def trust(model: Haav, views: Views, tokens: Tensor, heads: bool = False) -> Ten
 
 
 def _words(captioner: Captioner, captions: Sequence[Caption]) -> tuple[Tensor, list[int]]:
-    """What the model read while it wrote them: (B, 1, T) tokens, <bos> first; and their lengths"""
+    """The decoder's input tokens for the captions, (B, 1, T) with <bos> first, and the lengths of the captions"""
     ids = [[captioner.vocabulary.ids.get(word.text, UNK) for word in caption.words] for caption in captions]
     longest = max(map(len, ids), default=1) or 1
     tokens = torch.full((len(ids), 1, longest), BOS)
@@ -223,33 +225,33 @@ def _words(captioner: Captioner, captions: Sequence[Caption]) -> tuple[Tensor, l
 
 
 def _zeroed(view: Any, share: float, generator: torch.Generator) -> Any:
-    """A share of each photo's real tokens zeroed, which ones by chance"""
-    luck = torch.rand(view.mask.shape, generator=generator).masked_fill(~view.mask, 2.0)
-    rank = luck.argsort(dim=1).argsort(dim=1)
+    """Zero a random share of the real tokens of each photo."""
+    priority = torch.rand(view.mask.shape, generator=generator).masked_fill(~view.mask, 2.0)
+    rank = priority.argsort(dim=1).argsort(dim=1)
     gone = rank < (share * view.mask.sum(dim=1, keepdim=True)).round()
     return replace(view, tokens=view.tokens.masked_fill(gone[..., None], 0.0))
 
 
 def _by_step(weights: Sequence[Sequence[float]], least: int = 20) -> list[float]:
-    """Mean at each step that at least some captions reach"""
+    """Mean weight at each step that at least `least` captions reach, or all of them if they are fewer"""
     longest = max(map(len, weights))
-    steps = [[steps[at] for steps in weights if len(steps) > at] for at in range(longest)]
+    steps = [[steps[step] for steps in weights if len(steps) > step] for step in range(longest)]
     return [float(np.mean(values)) for values in steps if len(values) >= min(least, len(weights))]
 
 
 def _object(objects: PhotoView, caption: Caption) -> tuple[int, tuple[float, ...]] | None:
-    """The step and box of the largest object that the caption names"""
+    """Step and box of the largest object that the caption names, or None"""
     assert objects.boxes is not None
     names = class_names()
-    found: list[tuple[float, int, tuple[float, ...]]] = []
+    candidates: list[tuple[float, int, tuple[float, ...]]] = []
     for step, word in enumerate(caption.words):
         for named in mentioned([word.text], names):
             for label, box in zip(objects.labels or (), objects.boxes.tolist(), strict=True):
                 if named in mentioned([label], names):
-                    found.append(((box[2] - box[0]) * (box[3] - box[1]), step, tuple(box)))
-    if not found:
+                    candidates.append(((box[2] - box[0]) * (box[3] - box[1]), step, tuple(box)))
+    if not candidates:
         return None
-    _, step, box = max(found)
+    _, step, box = max(candidates)
     return step, box
 
 
@@ -268,27 +270,29 @@ def _covered(image: Image.Image, box: Sequence[float], cover: str) -> Image.Imag
 
 
 def draw(file: Path, study: Mapping[str, Any]) -> None:
-    """The paper's figure: of noise, weights at each step and by share; of masks, weights of each head"""
+    """Draw the figure of the paper. Noise: weights by step and by share. Mask: weights of each head."""
     noise = "steps" in next(iter(study.values()))
     figure = new_figure(3.6 * len(study), 6 if noise else 3.4)
     axes = figure.subplots(2 if noise else 1, len(study), squeeze=False)
-    for column, (name, found) in enumerate(study.items()):
+    for column, (name, result) in enumerate(study.items()):
         top = axes[0][column]
         top.set_title(name)
         if noise:
             for label, style in (("clean", "o-"), ("noised", "s--")):
-                weights = found["steps"][label]
+                weights = result["steps"][label]
                 top.plot(range(1, 1 + len(weights)), weights, style, label=label, markersize=3)
             top.set_xlabel("step")
-            below, shares = axes[1][column], found["shares"]
-            at = [100 * float(share) for share in shares]
-            below.plot(at, [one["disturbed"] for one in shares.values()], "o-", markersize=3)
+            below, shares = axes[1][column], result["shares"]
+            percentages = [100 * float(share) for share in shares]
+            below.plot(percentages, [entry["disturbed"] for entry in shares.values()], "o-", markersize=3)
             below.set_xlabel("tokens zeroed, %")
             below.set_ylabel("weight of the view")
         else:
-            heads = range(1, 1 + len(found["heads"]))
-            top.bar([head - 0.2 for head in heads], [one["clean"] for one in found["heads"]], 0.4, label="clean")
-            top.bar([head + 0.2 for head in heads], [one["disturbed"] for one in found["heads"]], 0.4, label="masked")
+            heads = range(1, 1 + len(result["heads"]))
+            top.bar([head - 0.2 for head in heads], [entry["clean"] for entry in result["heads"]], 0.4, label="clean")
+            top.bar(
+                [head + 0.2 for head in heads], [entry["disturbed"] for entry in result["heads"]], 0.4, label="masked"
+            )
             top.set_xlabel("head")
         top.set_ylabel("weight of the view")
         top.set_ylim(bottom=0)

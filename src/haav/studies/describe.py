@@ -1,6 +1,6 @@
-"""What a configuration is made of and what it costs, counted while the real modules run on one blank photo.
+"""Parameters and cost of a configuration, counted while the real modules run on one blank photo.
 
-FLOPs are those of the matrix products that are executed, two per multiply-add; weights are never filled in.
+FLOPs are those of the executed matrix products, two per multiply-add. Weights are never initialised.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ GROWTH = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs for one photo, its views at their longest."""
+    """FLOPs for one photo whose views have their maximum length."""
 
     encoding: int
     """views → encoded views"""
     encoding_attention: int
-    """the part of it that is attention scores and mixing"""
+    """the part of `encoding` that is attention scores and mixing"""
     memory: int
-    """cross-attention keys and values, once a photo"""
+    """cross-attention keys and values, once per photo"""
     step: int
-    """one word of one caption, the first"""
+    """the first word of one caption"""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Description:
     aggregator: str
     contrastive: bool
     parameters: int
-    """all that is trained, the contrastive head included"""
+    """all trained parameters, including the contrastive head"""
     inference_parameters: int
     parts: dict[str, int]
     views: dict[str, ViewSpec]
     flops: Cost
     growth: dict[int, Cost]
-    """cost against the number of equal views"""
+    """number of equal views → cost"""
     exponents: dict[str, float]
-    """the power of V with which each cost grows: 1 is linear, 2 quadratic"""
+    """exponent of V in the growth of each cost: 1 is linear, 2 is quadratic"""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -85,7 +85,7 @@ def describe(config: Config) -> Description:
 
 
 def _exponent(costs: list[int]) -> float:
-    """From costs at V, 2V, 4V; increments, so that a constant part does not count."""
+    """Growth exponent from costs at V, 2V and 4V. It uses increments, so a constant part does not count."""
     first, second = costs[1] - costs[0], costs[2] - costs[1]
     return round(math.log2(second / first), 3) if first and second else 0.0
 
@@ -111,9 +111,9 @@ def _count(model: CaptionModel, views: Views) -> Cost:
 
 
 def with_equal_views(config: ModelConfig, count: int) -> ModelConfig:
-    """The same model with `count` views, each like its longest one."""
+    """The same model with `count` views, each a copy of its longest view."""
     longest = max(config.views.values(), key=lambda spec: spec.max_tokens)
-    return replace(config, views={f"view{number}": longest for number in range(count)})
+    return replace(config, views={f"view{index}": longest for index in range(count)})
 
 
 def _parts(model: Haav | Ensemble) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Why this word: which view it trusted, where it looked, and what it would have been without.
+"""Explain each word of a caption: view weights, attention within views, and counterfactuals.
 
-A weight says where a model looked, not what it needed. So beside the weights stand counterfactuals: how much less
-probable each word is without a view, and what would be said with a view taken away or left alone.
+A weight shows where a model looked, not what it needed. The counterfactuals show how much less probable each word is
+without a view, and what the caption would be without a view or with that view alone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from haav.text import BOS
 from haav.types import Caption, PhotoView
 
 TOP = 12
-"""tokens of a view that are told for a word, the most looked at first"""
+"""number of tokens of a view that are listed for a word, highest attention first"""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A token of a view as a reader knows it"""
+    """What a token of a view stands for, in terms a reader knows."""
 
     label: str = ""
     """a class, a sentence"""
@@ -44,16 +44,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Look:
-    """How a word used a view"""
+    """How a word used a view."""
 
     weight: float
-    """its trust in the view: last decoder layer, mean over heads"""
+    """weight of the view: last decoder layer, mean over heads"""
     heads: tuple[tuple[float, ...], ...]
     """the same for each decoder layer and head"""
     places: tuple[tuple[int, float], ...]
-    """(token, share of the look) within the view, the most looked at first; they may not sum to 1: [CLS] has a share"""
+    """(token, attention) within the view, highest attention first; they may sum to less than 1, as [CLS] has a share"""
     lost: float
-    """how much less probable the word is when the view is taken away: p - p without"""
+    """drop in the probability of the word when the view is removed: p - p without"""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Explanation:
     caption: Caption
     words: tuple[ExplainedWord, ...]
     views: Mapping[str, tuple[Place, ...]]
-    """what each view's tokens are; a view that the photo lacks has none"""
+    """what the tokens of each view stand for; empty for a view that the photo lacks"""
     without: Mapping[str, str]
-    """view → the caption when it is taken away"""
+    """view → the caption without it"""
     alone: Mapping[str, str]
-    """view → the caption when nothing else is there; only of views that the photo has"""
+    """view → the caption with that view alone; only views that the photo has"""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,7 +89,7 @@ class Explanation:
 def explain(
     captioner: Captioner, photos: Sequence[CaptionedPhoto], options: CaptionOptions | None = None
 ) -> list[Explanation]:
-    """Why photos have the captions that `Captioner.stream` gave them with the same options"""
+    """Explain the captions that `Captioner.stream` gave the photos with the same options."""
     weighing(captioner)
     views = {name: [photo.views[name] for photo in photos] for name in (photos[0].views if photos else ())}
 
@@ -99,7 +99,7 @@ def explain(
     without = {name: recaption([name]) for name in views}
     alone = {name: recaption([other for other in views if other != name]) for name in views}
     explanations = []
-    for number, photo in enumerate(photos):
+    for index, photo in enumerate(photos):
         assert photo.caption is not None, "a photo that could not be read has nothing to explain"
         present = [name for name, view in photo.views.items() if len(view.tokens)]
         explanations.append(
@@ -107,43 +107,43 @@ def explain(
                 photo.caption,
                 _words(captioner, photo.views, photo.caption),
                 {name: _places(view) for name, view in photo.views.items()},
-                {name: without[name][number].text for name in present if len(present) > 1},
-                {name: alone[name][number].text for name in present},
+                {name: without[name][index].text for name in present if len(present) > 1},
+                {name: alone[name][index].text for name in present},
             )
         )
     return explanations
 
 
 def weighing(captioner: Captioner) -> Haav:
-    """Its model, if that weighs views; else there is nothing to explain"""
+    """The model of a captioner. Raises ConfigError if the model has no view weights."""
     model = captioner.model
     if not isinstance(model, Haav) or not all(part.exposes_weights for part in model.decoder.aggregators):
         raise ConfigError("this model does not weigh views against each other, so there is nothing to explain.")
     return model
 
 
-def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption) -> tuple[ExplainedWord, ...]:
-    """The caption read once more, whole, with everything and with each view taken away"""
+def _words(captioner: Captioner, views: Mapping[str, PhotoView], caption: Caption) -> tuple[ExplainedWord, ...]:
+    """Teacher-force the caption once with all views and once without each view."""
     model = weighing(captioner)
     device = next(model.parameters()).device
     ids = [word.token for word in caption.words]
     if not ids:
         return ()
     tokens = torch.tensor([[[BOS, *ids[:-1]]]], device=device)
-    seen = {name: [view] for name, view in own.items()}
+    batch = {name: [view] for name, view in views.items()}
     with torch.no_grad():
-        encoded = model.encode(collate([""], seen, device=device).views)
+        encoded = model.encode(collate([""], batch, device=device).views)
         decoded = model.decode(tokens, model.init_cache(encoded))
         targets = torch.tensor(ids, device=device)[None, None, :, None]
         probability = decoded.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
         lost = {}
-        for name, view in own.items():
+        for name, view in views.items():
             if not len(view.tokens):
                 lost[name] = torch.zeros(len(ids))
-            elif sum(len(other.tokens) > 0 for other in own.values()) == 1:
+            elif sum(len(other.tokens) > 0 for other in views.values()) == 1:
                 lost[name] = probability
             else:
-                blind = model(collate([""], _without(seen, [name]), device=device).views, tokens)
+                blind = model(collate([""], _without(batch, [name]), device=device).views, tokens)
                 lost[name] = probability - blind.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
     assert decoded.weights is not None
     trust = decoded.weights[0, 0]  # (T, M, H, V)
@@ -151,25 +151,27 @@ def _words(captioner: Captioner, own: Mapping[str, PhotoView], caption: Caption)
     return tuple(
         ExplainedWord(
             word.text,
-            probability[at].item(),
+            probability[step].item(),
             word.confidence,
             {
                 name: Look(
-                    trust[at, -1, :, number].mean().item(),
-                    tuple(tuple(layer) for layer in trust[at, :, :, number].tolist()),
-                    _top(looks[number][0, :, at].mean(dim=0)[1:]),
-                    lost[name][at].item(),
+                    trust[step, -1, :, index].mean().item(),
+                    tuple(tuple(layer) for layer in trust[step, :, :, index].tolist()),
+                    _top(looks[index][0, :, step].mean(dim=0)[1:]),
+                    lost[name][step].item(),
                 )
-                for number, name in enumerate(model.encoding.names)
-                if name in own
+                for index, name in enumerate(model.encoding.names)
+                if name in views
             },
         )
-        for at, word in enumerate(caption.words)
+        for step, word in enumerate(caption.words)
     )
 
 
-def _without(seen: Mapping[str, Sequence[PhotoView]], names: Sequence[str]) -> dict[str, list[PhotoView]]:
-    return {name: [_emptied(view) for view in views] if name in names else list(views) for name, views in seen.items()}
+def _without(extracted: Mapping[str, Sequence[PhotoView]], names: Sequence[str]) -> dict[str, list[PhotoView]]:
+    return {
+        name: [_emptied(view) for view in views] if name in names else list(views) for name, views in extracted.items()
+    }
 
 
 def _emptied(view: PhotoView) -> PhotoView:
@@ -183,7 +185,7 @@ def _emptied(view: PhotoView) -> PhotoView:
 
 
 def _places(view: PhotoView) -> tuple[Place, ...]:
-    """Boxes where it has them, cells where it has rows and columns, labels where it has them"""
+    """Label and box of each token. Tokens with a row and a column get the box of their grid cell."""
     count = len(view.tokens)
     labels = view.labels or ("",) * count
     boxes: list[Any] = [None] * count
@@ -205,7 +207,7 @@ def _top(look: Tensor) -> tuple[tuple[int, float], ...]:
 
 
 class Pages:
-    """A folder of explanations: a page, a figure and data for each photo"""
+    """A folder of explanations, with a page, a figure and a data file for each photo."""
 
     def __init__(self, folder: Path) -> None:
         check_installed("explanations")
@@ -213,39 +215,39 @@ class Pages:
         self.taken: set[str] = set()
 
     def add(self, captioner: Captioner, photo: CaptionedPhoto, options: CaptionOptions | None = None) -> Path:
-        """Explain a photo that `Captioner.stream` captioned with these options → its page"""
-        (found,) = explain(captioner, [photo], options)
-        name, image, data = photo.name, photo.image, found.to_json()
+        """Explain a photo that `Captioner.stream` captioned with these options. Returns the path of its page."""
+        (explanation,) = explain(captioner, [photo], options)
+        name, image, data = photo.name, photo.image, explanation.to_json()
         assert image is not None
         base = self._free("photo" if name == "-" else Path(name).stem[:100])
         page = self.folder / f"{base}.html"
         text = json.dumps({"image": name, **data}, ensure_ascii=False, indent=1)
         write_atomically(self.folder / f"{base}.json", lambda file: file.write_text(text, encoding="utf-8"))
-        write_atomically(self.folder / f"{base}.png", lambda file: draw(file, image, found))
+        write_atomically(self.folder / f"{base}.png", lambda file: draw(file, image, explanation))
         write_atomically(page, lambda file: file.write_text(render(Path(name).name, image, data), encoding="utf-8"))
         return page
 
     def _free(self, stem: str) -> str:
-        """Photos of different folders may have one name"""
-        base, number = stem, 1
+        """A file stem that is not in use. Photos of different folders may share a name."""
+        base, suffix = stem, 1
         while base in self.taken:
-            number += 1
-            base = f"{stem}-{number}"
+            suffix += 1
+            base = f"{stem}-{suffix}"
         self.taken.add(base)
         return base
 
 
-def draw(file: Path, image: Image.Image, found: Explanation) -> None:
-    """A figure for a paper: the photo, and for each word the weight of each view"""
-    names = list(found.views)
-    weights = [[word.looks[name].weight for word in found.words] for name in names]
-    figure = new_figure(4 + 0.55 * len(found.words), 3.2)
-    left, right = figure.subplots(1, 2, width_ratios=(3, max(1, 0.55 * len(found.words))))
+def draw(file: Path, image: Image.Image, explanation: Explanation) -> None:
+    """Draw a figure for a paper: the photo, and the weight of each view at each word."""
+    names = list(explanation.views)
+    weights = [[word.looks[name].weight for word in explanation.words] for name in names]
+    figure = new_figure(4 + 0.55 * len(explanation.words), 3.2)
+    left, right = figure.subplots(1, 2, width_ratios=(3, max(1, 0.55 * len(explanation.words))))
     left.imshow(image)
     left.axis("off")
-    if found.words:
+    if explanation.words:
         right.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    right.set_xticks(range(len(found.words)), [word.word for word in found.words], rotation=45, ha="right")
+    right.set_xticks(range(len(explanation.words)), [word.word for word in explanation.words], rotation=45, ha="right")
     right.set_yticks(range(len(names)), names)
     for row, values in enumerate(weights):
         for column, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Grids as one page that a reader would rather look at than tables: bars, cost against quality, curves, captions."""
+"""Render the results of grids as one HTML page: bars, cost against quality, curves and captions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from haav.studies.html import data_uri, part
 from haav.train.run import RunFiles
 
 SHOWN = 10
-"""photos with the captions of each row"""
+"""photos whose captions are shown side by side"""
 
 
 def render_report(folders: Sequence[str | Path], photos: Mapping[str, PhotoRef] | None = None) -> str:
-    """Folders that `haav ablate` wrote → a page without links to anything; `photos`: to show, by name"""
+    """A self-contained HTML page from folders that `haav ablate` wrote. `photos` maps names to photos to show."""
     sections = [_section(Path(folder), photos or {}) for folder in folders]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -56,15 +56,15 @@ def _section(folder: Path, photos: Mapping[str, PhotoRef]) -> str:
     if not (folder / GRID).exists():
         raise DataError(f"{folder} holds no grid: give folders that haav ablate wrote.")
     grid = load_grid(str(folder / GRID))
-    found = [(row, seed, read_outcome(run_folder(folder, row.name, seed))) for row in grid.rows for seed in grid.seeds]
-    outcomes = [outcome for _, _, outcome in found if outcome is not None]
+    runs = [(row, seed, read_outcome(run_folder(folder, row.name, seed))) for row in grid.rows for seed in grid.seeds]
+    outcomes = [outcome for _, _, outcome in runs if outcome is not None]
     if not outcomes:
         raise DataError(f"no run of {folder} is done yet.")
     heads, *lines = table(grid, outcomes)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     columns = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads)
-    missing = len(found) - len(outcomes)
-    note = f'<p class="soft">{missing} of {len(found)} runs are not done.</p>' if missing else ""
+    missing = len(runs) - len(outcomes)
+    note = f'<p class="soft">{missing} of {len(runs)} runs are not done.</p>' if missing else ""
     return (
         f"<h2>{html.escape(grid.title)}</h2>{note}<div class='plot'>{_bars(grid, outcomes)}</div>"
         f"<div class='plot'>{_scatter(grid, outcomes)}</div>{_curves(grid, outcomes)}"
@@ -74,24 +74,24 @@ def _section(folder: Path, photos: Mapping[str, PhotoRef]) -> str:
 
 
 def _means(grid: Grid, outcomes: Sequence[Outcome]) -> list[tuple[str, float, float]]:
-    """Row, CIDEr × 100, half of its interval"""
-    found = []
+    """(row, mean CIDEr × 100, half the width of its interval) for each row"""
+    means = []
     for row in grid.rows:
         values = [100 * outcome.scores["CIDEr"] for outcome in outcomes if outcome.row == row.name]
         if values:
-            found.append((row.name, *student_interval(values)))
-    return found
+            means.append((row.name, *student_interval(values)))
+    return means
 
 
 def _bars(grid: Grid, outcomes: Sequence[Outcome]) -> str:
     means = _means(grid, outcomes)
     most = max(mean + (0 if np.isnan(half) else half) for _, mean, half in means) or 1
     parts = []
-    for number, (name, mean, half) in enumerate(means):
-        y, length = 26 * number + 8, 420 * mean / most
+    for index, (name, mean, half) in enumerate(means):
+        y, length = 26 * index + 8, 420 * mean / most
         parts.append(f'<text x="210" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
         parts.append(
-            f'<rect x="220" y="{y}" width="{length:.1f}" height="16" rx="3" style="fill:var(--v{number % 6})"/>'
+            f'<rect x="220" y="{y}" width="{length:.1f}" height="16" rx="3" style="fill:var(--v{index % 6})"/>'
         )
         label = f"{mean:.1f}"
         if not np.isnan(half):
@@ -106,16 +106,16 @@ def _bars(grid: Grid, outcomes: Sequence[Outcome]) -> str:
 
 
 def _scatter(grid: Grid, outcomes: Sequence[Outcome]) -> str:
-    """Cost against quality: GFLOP a photo across, CIDEr up"""
+    """Cost against quality: GFLOP per photo on the x axis, CIDEr on the y axis."""
     means = {name: mean for name, mean, _ in _means(grid, outcomes)}
     costs = {outcome.row: outcome.gigaflops for outcome in outcomes}
     low, high = min(means.values()), max(means.values())
     dear = max(costs.values()) or 1
-    parts = ['<text x="420" y="292" text-anchor="middle">GFLOP a photo</text><text x="8" y="20">CIDEr</text>']
+    parts = ['<text x="420" y="292" text-anchor="middle">GFLOP per photo</text><text x="8" y="20">CIDEr</text>']
     parts.append('<path d="M50 20V260H740" fill="none" style="stroke:var(--soft)"/>')
-    for number, (name, mean) in enumerate(means.items()):
+    for index, (name, mean) in enumerate(means.items()):
         x, y = 50 + 600 * costs[name] / dear, 240 - 200 * (mean - low) / max(high - low, 1e-9)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="fill:var(--v{number % 6})"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="fill:var(--v{index % 6})"/>')
         parts.append(f'<text x="{x + 10:.1f}" y="{y + 4:.1f}">{html.escape(name)}</text>')
     parts.append(f'<text x="46" y="244" text-anchor="end">{low:.0f}</text>')
     parts.append(f'<text x="46" y="44" text-anchor="end">{high:.0f}</text>')
@@ -124,7 +124,7 @@ def _scatter(grid: Grid, outcomes: Sequence[Outcome]) -> str:
 
 
 def _curves(grid: Grid, outcomes: Sequence[Outcome]) -> str:
-    """CIDEr on val by epoch, mean over seeds: which rows over-fit"""
+    """CIDEr on val by epoch, mean over seeds. It shows which rows over-fit."""
     curves = mean_curves(grid, outcomes)
     points = [point for curve in curves.values() for point in curve]
     if not any(len(curve) > 1 for curve in curves.values()):
@@ -132,11 +132,11 @@ def _curves(grid: Grid, outcomes: Sequence[Outcome]) -> str:
     last, low, high = max(x for x, _ in points), min(y for _, y in points), max(y for _, y in points)
     parts = ['<text x="420" y="292" text-anchor="middle">epoch</text><text x="8" y="20">CIDEr on val</text>']
     parts.append('<path d="M50 30V260H740" fill="none" style="stroke:var(--soft)"/>')
-    for number, (name, curve) in enumerate(curves.items()):
+    for index, (name, curve) in enumerate(curves.items()):
         placed = [(50 + 600 * x / last, 250 - 200 * (y - low) / max(high - low, 1e-9)) for x, y in curve]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
-        parts.append(f'<path d="M{line}" fill="none" style="stroke:var(--v{number % 6});stroke-width:2.5"/>')
-        shift = 4 + 15 * (number % 2)  # names of curves that end together stand apart
+        parts.append(f'<path d="M{line}" fill="none" style="stroke:var(--v{index % 6});stroke-width:2.5"/>')
+        shift = 4 + 15 * (index % 2)  # keeps the names of curves with the same end apart
         parts.append(f'<text x="{placed[-1][0] + 8:.1f}" y="{placed[-1][1] + shift:.1f}">{html.escape(name)}</text>')
     parts.append(f'<text x="46" y="254" text-anchor="end">{low:.0f}</text>')
     parts.append(f'<text x="46" y="54" text-anchor="end">{high:.0f}</text>')
@@ -146,7 +146,7 @@ def _curves(grid: Grid, outcomes: Sequence[Outcome]) -> str:
 
 
 def _captions(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> str:
-    """What each row says of the same photos, and what people said; first seed"""
+    """The captions of each row (first seed) and the reference captions, for the same photos."""
     said = {}
     for row in grid.rows:
         file = run_folder(folder, row.name, grid.seeds[0]) / CAPTIONS
@@ -170,7 +170,7 @@ def _captions(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> str:
 
 
 def _references(place: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """None where the data that the run was trained on is not there any more"""
+    """Reference captions by photo. Empty if the data of the run no longer exists."""
     try:
         config, _ = RunFiles(place).read()
         dataset = load_dataset(data_of(place, config)[0])

@@ -1,4 +1,4 @@
-"""All that a run needs to go on as if it had never stopped, in one file that is there whole or not at all."""
+"""Checkpoints: the complete state of a run in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FORMAT = "haav-run-1"
 
 @dataclass
 class Position:
-    """Where a run is."""
+    """Progress of a run."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    """batches of the epoch that are behind it"""
+    """batches of the epoch that are done"""
     best: float = float("-inf")
     """highest CIDEr on val"""
     best_step: int = 0
     worse: int = 0
-    """evaluations since then"""
+    """evaluations since the best one"""
     skipped: int = 0
     """steps whose loss was not finite"""
 
@@ -43,13 +43,13 @@ def save_checkpoint(
     fingerprint: str,
     draws: Tensor,
 ) -> None:
-    """`draws`: the state of the random numbers of each process, a row each"""
+    """`draws` holds the state of the random number generator of each process, one row per process."""
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
-    for number, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{key}": torch.as_tensor(value) for key, value in state.items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     tensors["rng.cpu"] = draws
-    for number, state in enumerate(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []):
-        tensors[f"rng.cuda{number}"] = state
+    for device, state in enumerate(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []):
+        tensors[f"rng.cuda{device}"] = state
     facts = {"run": FORMAT, "of": fingerprint, "position": json.dumps(asdict(position))}
     save_weights(path, {name: tensor.clone() for name, tensor in tensors.items()}, facts)
 
@@ -57,7 +57,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer, fingerprint: str, rank: int = 0
 ) -> Position:
-    """`rank`: number of this process among those of the run"""
+    """`rank` is the rank of this process in the run."""
     tensors, facts = load_weights(path)
     if facts.get("run") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a training run.")
@@ -72,16 +72,16 @@ def load_checkpoint(
     try:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in parts["optimizer"].items():
-            number, _, field = key.partition(".")
-            state.setdefault(int(number), {})[field] = value
+            index, _, field = key.partition(".")
+            state.setdefault(int(index), {})[field] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         draws = parts["rng"].pop("cpu")
         if rank >= len(draws):
             raise CheckpointError(f"{path} is of a run with {len(draws)} processes; resume it with as many.")
-        torch.set_rng_state(draws[rank].clone())  # torch reads it in place, and in a file it may lie unaligned
+        torch.set_rng_state(draws[rank].clone())  # torch reads it in place, and in a file it may be unaligned
         if parts["rng"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([parts["rng"][f"cuda{number}"] for number in range(len(parts["rng"]))])
+            torch.cuda.set_rng_state_all([parts["rng"][f"cuda{device}"] for device in range(len(parts["rng"]))])
         return Position(**json_of(facts["position"]))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}.") from None

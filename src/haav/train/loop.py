@@ -1,6 +1,8 @@
-"""The one training loop: the same for imitation, self-critical and semi-supervised training, for first starts and
-resumed runs. An interrupted run goes on bit for bit: all that it was is in the checkpoint, all else follows from
-the config."""
+"""The training loop, shared by cross-entropy, self-critical and semi-supervised training.
+
+New and resumed runs use the same loop. A resumed run is bit-identical to an uninterrupted one: its state is in the
+checkpoint, and everything else follows from the config.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ LOG_EVERY = 20
 
 @dataclass(frozen=True)
 class Status:
-    """What a progress bar shows."""
+    """Progress of a run, for a progress bar."""
 
     step: int
     steps: int
@@ -58,13 +60,13 @@ class Status:
 class TrainingResult:
     position: Position
     finished: bool
-    """False: it was asked to stop; a resumed run goes on"""
+    """False if the run was asked to stop; it can be resumed"""
 
 
 def train(
     config: Config, out: str | Path, init: str | Path | None = None, report: Callable[[Status], None] = lambda _: None
 ) -> TrainingResult:
-    """A new run in the folder `out`; `init`: a model directory to start from."""
+    """Start a new run in the folder `out`. `init` is a model directory to start from."""
     files = RunFiles(Path(out))
     fabric = _connect(config)
     files.claim()
@@ -79,7 +81,7 @@ def train(
 def resume(
     out: str | Path, epochs: int | None = None, report: Callable[[Status], None] = lambda _: None
 ) -> TrainingResult:
-    """Go on with a run where its last checkpoint is; `epochs`: as many in all instead of what it was to do"""
+    """Resume a run from its last checkpoint. `epochs` replaces the total number of epochs."""
     files = RunFiles(Path(out))
     config, vocabulary = files.read()
     if epochs is not None:
@@ -113,7 +115,7 @@ class _Run:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """All whose state a checkpoint keeps"""
+        """Modules whose state is saved in a checkpoint"""
         parts: dict[str, nn.Module] = {"learner": self.setup.learner}
         return parts | ({"ema": self.ema} if self.ema is not None else {})
 
@@ -146,15 +148,15 @@ class _Run:
         return TrainingResult(self.position, finished=True)
 
     def _epoch(self, stop: threading.Event) -> bool:
-        """The rest of the epoch; False: asked to stop before its end"""
+        """Train the rest of the epoch. Returns False if asked to stop before its end."""
         self.batches.epoch = self.position.epoch
         labelled = _from_batch(self.setup.labelled, self.batches, self.position.batch)
         further = self._further()
         started, captions = time.perf_counter(), 0
         steps_left = self.per_epoch - self.position.batch // self.config.accumulate
         for _ in range(steps_left):
-            losses, seen = self._step(labelled, further)
-            captions += seen * distributed.count()
+            losses, step_captions = self._step(labelled, further)
+            captions += step_captions * distributed.count()
             self.position.step += 1
             self.position.batch += self.config.accumulate
             rate = captions / (time.perf_counter() - started)
@@ -164,13 +166,13 @@ class _Run:
                 self.files.log(row | {"captions_per_second": round(rate, 1)})
             self.report(Status(self.position.step, self.steps, self.position.epoch, losses, rate, self.position.best))
             if distributed.total(torch.tensor(float(stop.is_set()), device=self.fabric.device)):
-                return False  # whichever process was asked to
+                return False  # any of the processes was asked to stop
             if self.position.step % self.config.checkpoint_every == 0:
                 self.save()
         return True
 
     def _step(self, labelled: Iterator[Batch], further: Iterator[Batch] | None) -> tuple[dict[str, float], int]:
-        """One step of the optimizer → its losses (none if it was skipped), and how many captions it saw"""
+        """One optimizer step. Returns its losses (empty if the step was skipped) and its number of captions."""
         self.learner.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self.schedule(self.position.step)
@@ -183,10 +185,10 @@ class _Run:
             captions += int((batches[0].captions[:, :, 0] != PAD).sum())  # type: ignore[index]
             if further is not None:
                 batches.append(self._checked(next(further)))
-            found, new_keys = self.learner(StepInput(batches))
-            self.fabric.backward(found["loss"] / self.config.accumulate)
+            part_losses, new_keys = self.learner(StepInput(batches))
+            self.fabric.backward(part_losses["loss"] / self.config.accumulate)
             keys += new_keys
-            for name, value in found.items():
+            for name, value in part_losses.items():
                 losses[name] = (
                     losses.get(name, 0.0)
                     + distributed.total(value).item() / distributed.count() / self.config.accumulate
@@ -228,27 +230,27 @@ class _Run:
             )
 
     def _checked(self, batch: Batch) -> Batch:
-        """Views are checked while they are still on the CPU."""
+        """Check the views while they are still on the CPU, then move the batch to the device."""
         check_views(self.setup.model, batch.views)
         return to_device(batch, self.fabric.device)
 
     def _draw_captions(self, batch: Batch, part: int) -> Batch:
-        """At most `train.captions` of a photo's captions, another draw in each epoch"""
+        """Draw at most `train.captions` captions per photo. The draw differs between epochs."""
         captions = batch.captions
         assert captions is not None
         if captions.shape[1] <= self.config.captions:
             return batch
-        number = self.position.step * self.config.accumulate + part
-        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + number)
-        luck = torch.rand(captions.shape[:2], generator=generator).to(captions.device)
-        luck = luck.masked_fill(captions[:, :, 0] == PAD, -1.0)
-        chosen = luck.topk(self.config.captions, dim=1).indices
+        batch_index = self.position.step * self.config.accumulate + part
+        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + batch_index)
+        priority = torch.rand(captions.shape[:2], generator=generator).to(captions.device)
+        priority = priority.masked_fill(captions[:, :, 0] == PAD, -1.0)
+        chosen = priority.topk(self.config.captions, dim=1).indices
         kept = captions.gather(1, chosen[..., None].expand(-1, -1, captions.shape[2]))
         longest = int((kept != PAD).sum(dim=2).max())
         return Batch(batch.ids, batch.views, kept[:, :, :longest])
 
     def _further(self) -> Iterator[Batch] | None:
-        """Photos without captions, round and round; which ones follows from the step alone"""
+        """Endless batches of photos without captions. The order depends only on the seed and the step."""
         photos = self.setup.unlabelled
         if photos is None:
             return None
@@ -256,7 +258,7 @@ class _Run:
         return _round_and_round(photos, size, self.config.seed, self.position.step * self.config.accumulate)
 
     def _evaluate(self) -> None:
-        """Val, never test. The best model so far goes to `best/`; where there is no val, the last."""
+        """Evaluate on val, never on test. Save the best model so far in `best/`, or the last if there is no val."""
         setup = self.setup
         model = self.ema if self.ema is not None else setup.model
         captioner = Captioner(model, setup.saved_config, setup.vocabulary)
@@ -266,8 +268,10 @@ class _Run:
             model.train()
             return
         part = distributed.share(setup.val)
-        own = {photo: caption.text for photo, caption in predict(captioner, setup.store, part, seed=0)} if part else {}
-        captions = distributed.gather_texts(own, self.fabric.device)
+        part_captions = (
+            {photo: caption.text for photo, caption in predict(captioner, setup.store, part, seed=0)} if part else {}
+        )
+        captions = distributed.gather_texts(part_captions, self.fabric.device)
         model.train()
         scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores
         row = {name: scores[name].value for name in ("CIDEr", "BLEU-4", "ROUGE-L")}
@@ -281,7 +285,7 @@ class _Run:
 
 
 def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
-    """Matrices decay, norms and biases do not, unless all are to."""
+    """Parameter groups. Weight decay applies to matrices only, or to everything with `decay_all`."""
     trained = [parameter for parameter in learner.parameters() if parameter.requires_grad]
     decays = [parameter for parameter in trained if decay_all or parameter.dim() > 1]
     rest = [parameter for parameter in trained if not decay_all and parameter.dim() <= 1]
@@ -289,7 +293,7 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
 
 
 def _from_batch(photos: StoredPhotos, batches: ShuffledBatches | ShardedBatches, start: int) -> Iterator[Batch]:
-    """This process's part of the epoch's batches from number `start` on"""
+    """This process's share of the batches of the epoch, beginning with batch `start`"""
     order = [distributed.share(rows) for rows in list(batches)[start:]]
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
@@ -304,7 +308,7 @@ def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> 
 
 
 def _connect(config: Config) -> Any:
-    """The engine; under torchrun, connected with the other processes"""
+    """The Fabric engine. Under torchrun it is connected to the other processes."""
     try:
         from lightning_fabric import Fabric
     except ImportError:
@@ -327,8 +331,10 @@ def _connect(config: Config) -> Any:
 
 
 def keep_memory() -> None:
-    """glibc gives large blocks back to the system at once, and every step asks for them again, page by page: 8 % of
-    a step's time. This process keeps them. Elsewhere than on Linux nothing happens."""
+    """Stop glibc from returning large blocks to the system. Does nothing on other systems than Linux.
+
+    Otherwise every step requests them again, page by page, which takes 8 % of its time.
+    """
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
@@ -340,21 +346,21 @@ def keep_memory() -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM set the event instead of ending the process; a second Ctrl-C ends it."""
+    """Ctrl-C and SIGTERM set the event instead of ending the process. A second Ctrl-C ends the process."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)}
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(signal_number: int, frame: Any) -> None:
         stop.set()
         signal.signal(signal.SIGINT, old[signal.SIGINT])
 
-    for number in old:
-        signal.signal(number, ask)
+    for signal_number in old:
+        signal.signal(signal_number, ask)
     try:
         yield stop
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for signal_number, handler in old.items():
+            signal.signal(signal_number, handler)

@@ -1,4 +1,4 @@
-"""What a step of training minimises: named losses of a batch. One encoding of a photo serves all of them."""
+"""Training objectives: named losses of a batch. All losses share one encoding of each photo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from haav.types import Batch, EncodedViews
 
 
 class Objective(Protocol):
-    """How captions teach a model."""
+    """A loss that trains a model on captions."""
 
     def __call__(self, model: Haav, encoded: EncodedViews, batch: Batch) -> dict[str, Tensor]:
         """The first value is the loss; others are for the log."""
@@ -34,7 +34,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Imitate the captions, word by word."""
+    """Cross-entropy of the words of the reference captions."""
 
     label_smoothing: float = 0.0
 
@@ -50,10 +50,10 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class SelfCritical:
-    """Write captions, and make those likelier that earn more than the photo's others (SCST).
+    """Self-critical sequence training (SCST): raise the probability of captions that earn more than the photo's others.
 
-    They are written without gradients through the cache, scored, and read once more with gradients: one
-    teacher-forced pass instead of a graph through every step of the search.
+    Captions are generated without gradients, using the cache, and scored. One teacher-forced pass then computes their
+    log-probabilities with gradients. This avoids a graph through every step of the search.
     """
 
     reward: CiderReward
@@ -67,37 +67,37 @@ class SelfCritical:
         training = model.training
         model.eval()
         strategy = BeamSearch(self.hypotheses) if self.explore == "beam" else Sampling(self.hypotheses)
-        found = generate(model, encoded, strategy, self.rules, self.max_words)
+        generated = generate(model, encoded, strategy, self.rules, self.max_words)
         model.train(training)
-        rewards = torch.from_numpy(self.score(batch.ids, found.tokens)).to(found.tokens.device, torch.float32)
-        inputs = F.pad(found.tokens[:, :, :-1], (1, 0), value=BOS)
-        real = found.tokens != PAD
+        rewards = torch.from_numpy(self.score(batch.ids, generated.tokens)).to(generated.tokens.device, torch.float32)
+        inputs = F.pad(generated.tokens[:, :, :-1], (1, 0), value=BOS)
+        real = generated.tokens != PAD
         logits = model.teacher_force(inputs, real, encoded)
-        each = -F.cross_entropy(logits.float(), found.tokens[real], reduction="none")
-        logprobs = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=2)
+        word_logprobs = -F.cross_entropy(logits.float(), generated.tokens[real], reduction="none")
+        logprobs = word_logprobs.new_zeros(real.shape).masked_scatter(real, word_logprobs).sum(dim=2)
         photos = torch.tensor(len(rewards), device=rewards.device)
         return {
-            "scst": distributed.mean(self_critical(logprobs, rewards, found.lengths) * photos, photos),
+            "scst": distributed.mean(self_critical(logprobs, rewards, generated.lengths) * photos, photos),
             "reward": distributed.mean(rewards.mean(dim=1).sum(), photos),
             "best reward": distributed.mean(rewards.amax(dim=1).sum(), photos),
         }
 
     def score(self, photos: tuple[str, ...], tokens: Tensor) -> np.ndarray:
-        """(B, K) CIDEr-D of captions given as word ids"""
+        """(B, K) CIDEr-D of captions as word ids (B, K, T)"""
         captions = [[" ".join(self.vocabulary.decode(words)) for words in photo] for photo in tokens.tolist()]
         ended = [[EOS in words for words in photo] for photo in tokens.tolist()]
         return self.reward(photos, captions, ended)
 
 
 class StepInput:
-    """A step's batches in one object that an engine hands on as it is, instead of looking for tensors in it."""
+    """Wraps the batches of a step, so that the engine passes them on without searching them for tensors."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
 
 
 class Learner(nn.Module):
-    """All that is trained, in one module: its forward is one step's losses, so that an engine can wrap it."""
+    """All trained modules in one. Its forward computes the losses of one step, so that an engine can wrap it."""
 
     def __init__(
         self, model: Haav | Ensemble, contrast: MomentumContrast | None, objective: Objective, contrast_weight: float
@@ -107,9 +107,9 @@ class Learner(nn.Module):
         self.objective, self.contrast_weight = objective, contrast_weight
 
     def forward(self, step: StepInput) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Losses by name, the sum to be minimised as "loss"; and keys (N, D) for the queue once the step is taken.
+        """Losses by name, and keys (N, D) to enqueue after the step. "loss" is the sum to minimise.
 
-        A batch without captions has the contrastive loss only. Members of an ensemble learn each for itself.
+        A batch without captions has the contrastive loss only. Members of an ensemble are trained independently.
         """
         total: list[Tensor] = []
         named: dict[str, list[Tensor]] = {}
@@ -118,16 +118,16 @@ class Learner(nn.Module):
             for member in self.model.members:
                 views = own_views(member, batch.views)
                 encoded = member.encode(views)
-                found: dict[str, Tensor] = {}
+                losses: dict[str, Tensor] = {}
                 if batch.captions is not None:
-                    found |= self.objective(member, encoded, batch)
-                    total.append(next(iter(found.values())))
+                    losses |= self.objective(member, encoded, batch)
+                    total.append(next(iter(losses.values())))
                 if self.contrast is not None:
                     contrast = self.contrast(views, encoded)
-                    found["contrast"] = contrast.loss
+                    losses["contrast"] = contrast.loss
                     total.append(self.contrast_weight * contrast.loss)
                     keys.append(contrast.keys[contrast.mask])
-                for name, value in found.items():
+                for name, value in losses.items():
                     named.setdefault(name, []).append(value.detach())
         means = {name: torch.stack(values).mean() for name, values in named.items()}
         return {"loss": torch.stack(total).sum(), **means}, keys

@@ -1,4 +1,4 @@
-"""The files of a run: config, words, log, checkpoint, best model, curves as a picture, TensorBoard events."""
+"""The files of a run: config, vocabulary, log, checkpoint, best model, plot of curves, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunFiles:
         self._board: Any = None
 
     def claim(self) -> None:
-        """Refuse a folder that holds a run already."""
+        """Create the folder. Raises ConfigError if it already holds a run."""
         taken = (self.folder / CONFIG).exists()
         distributed.wait()  # until every process has looked
         if taken:
@@ -38,9 +38,9 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, config: Config, vocabulary: Vocabulary) -> None:
-        """Written once there is a checkpoint: a folder with a config can be resumed."""
+        """Write config and vocabulary. Call it after the first checkpoint: a folder with a config can be resumed."""
         if distributed.rank():
-            return  # the first process writes the files
+            return  # only the first process writes files
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
         words = json.dumps(vocabulary.to_json(), ensure_ascii=False)
         write_together(
@@ -51,7 +51,7 @@ class RunFiles:
         )
 
     def read(self) -> tuple[Config, Vocabulary]:
-        """What the run was begun with"""
+        """The config and vocabulary that the run began with"""
         if not (self.folder / CONFIG).exists():
             raise CheckpointError(f"{self.folder} is not a training run: it has no {CONFIG}.")
         try:
@@ -61,7 +61,7 @@ class RunFiles:
         return load_config(file=self.folder / CONFIG), Vocabulary.from_json(words)
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after the step that the run goes on from."""
+        """Remove log rows after the step that the run resumes from."""
         if distributed.rank():
             return
         kept = [row for row in self.metrics() if row["step"] <= step]
@@ -79,7 +79,7 @@ class RunFiles:
                 board.add_scalar(name, value, row["step"])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Rows of the log; a line that a kill has cut off, or that is no row at all, is left out."""
+        """Rows of the log. Truncated and invalid lines are left out."""
         if not (self.folder / METRICS).exists():
             return []
         rows = []
@@ -93,7 +93,7 @@ class RunFiles:
         return rows
 
     def draw(self) -> None:
-        """Loss and CIDEr over steps, as a picture"""
+        """Plot losses and scores by step."""
         if distributed.rank():
             return
         rows = self.metrics()
@@ -120,7 +120,7 @@ class RunFiles:
             self._board = None
 
     def _tensorboard(self) -> Any:
-        """None where it is not installed"""
+        """The TensorBoard writer, or None if TensorBoard is not installed"""
         if self._board is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter

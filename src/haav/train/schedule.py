@@ -1,4 +1,4 @@
-"""Learning rate by step, as a share of the highest."""
+"""Learning rate schedules, as a fraction of the peak rate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ Schedule = Callable[[int], float]
 
 
 def build_schedule(name: str, warmup_steps: int, steps: int, steps_per_epoch: int) -> Schedule:
-    """Linear warm-up to 1, then: "constant" (the paper); "cosine" down to 0 at the last step; "cyclic", the
-    release's cosine, whose horizon is one epoch, so that it rises and falls again and again."""
+    """Linear warm-up to 1, followed by the schedule `name`.
+
+    "constant" is the schedule of the paper. "cosine" falls to 0 at the last step. "cyclic" is the cosine of the
+    release: its horizon is one epoch, so it falls and rises repeatedly.
+    """
 
     def share(step: int) -> float:
         if step < warmup_steps:

@@ -1,5 +1,7 @@
-"""What a run is made of, from its config: photos, words, model, objective. Nothing here depends on time or chance
-beyond the seed, so a resumed run builds the same."""
+"""Build the parts of a run from its config: photos, vocabulary, model and objective.
+
+The result depends only on the config and its seed, so a resumed run builds the same parts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
 @dataclass(frozen=True)
 class Setup:
     config: Config
-    """with the views and words of the data in it"""
+    """includes the views and the vocabulary size of the data"""
     vocabulary: Vocabulary
     learner: Learner
     labelled: StoredPhotos
@@ -41,26 +43,26 @@ class Setup:
     val: tuple[Photo, ...]
     store: Store | ShardStore
     fingerprint: str
-    """of settings, words and photos: a checkpoint of another run is refused"""
+    """hash of settings, words and photos; a checkpoint with another fingerprint is refused"""
 
     @property
     def model(self) -> Haav | Ensemble:
         return self.learner.model
 
     def close(self) -> None:
-        """Let go of the stores' files: who trains again and again in one process would run out of them."""
+        """Close the stores. A process that trains many times would otherwise run out of file handles."""
         for store in (self.store, *([self.unlabelled.store] if self.unlabelled is not None else [])):
             if isinstance(store, Store):
                 store.close()
 
     @property
     def saved_config(self) -> Config:
-        """What goes into a model directory: no paths of this machine"""
+        """The config for a model directory, without paths of this machine"""
         return replace(self.config, data=DataConfig())
 
 
 def prepare(config: Config, out: Path, init: str | Path | None = None, vocabulary: Vocabulary | None = None) -> Setup:
-    """`init`: a model directory to start from; `vocabulary`: of a run that goes on, whose config fits already"""
+    """`init` is a model directory to start from. `vocabulary` is that of a resumed run, whose config is complete."""
     data = config.data
     if data.dataset == "toy":
         if distributed.rank() == 0:
@@ -114,7 +116,7 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
 
 
 def _fit_to_data(config: Config, store: Store | ShardStore, vocabulary: Vocabulary) -> Config:
-    """The store says how wide its views are, the captions how many words there are."""
+    """Take the specs of the views from the store, and the vocabulary size from the captions."""
     names = [name for name in config.data.views.split(",") if name] or list(config.model.views)
     missing = [name for name in names if name not in store.views]
     if missing:
@@ -131,7 +133,7 @@ def _fit_to_data(config: Config, store: Store | ShardStore, vocabulary: Vocabula
 
 
 def _with_makers(config: Config, store: Store | ShardStore) -> Config:
-    """The model will know who made its views: what it says already stays, the store adds what it does not say."""
+    """Record the extractors of the views in the config. Entries of the config take precedence over the store."""
     manifests = store.views
     made = {name: (manifests[name].made_by,) for name in config.model.views if name in manifests}
     return replace(config, made_by={name: config.made_by.get(name) or made[name] for name in made})
@@ -150,7 +152,7 @@ def _objective(config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo]
 def _unlabelled(
     config: Config, dataset: Dataset, store: Store | ShardStore, views: tuple[str, ...]
 ) -> StoredPhotos | None:
-    """Further photos of another data set, or the training photos that lost their captions"""
+    """Photos of another data set, or the training photos without captions"""
     if not config.train.unlabelled_batch:
         return None
     data = config.data
@@ -170,8 +172,8 @@ def _unlabelled(
 def _fingerprint(
     config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo], further: StoredPhotos | None
 ) -> str:
-    """Paths may change between a stop and a resume, and so may the number of epochs; nothing else."""
+    """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
-    del settings["train"]["epochs"], settings["made_by"]  # stores are checked by it, and old runs have none
+    del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
     facts = [settings, vocabulary.words, [photo.id for photo in labelled], further.ids if further else ()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Requests that come at once are answered together: one thread works, a bounded line waits."""
+"""Batch concurrent requests: one worker thread, and a bounded queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Busy(Exception):
-    """The line is full; `seconds` is when it may be worth coming back."""
+    """The queue is full. `seconds` is the suggested delay before a retry."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"too many requests are waiting; try again in {seconds} s.")
@@ -27,19 +27,19 @@ class _Job:
 
 
 class Batcher:
-    """`work(items, options)` → one answer an item; only items with equal options are worked on together."""
+    """Runs `work(items, options)`, which returns one answer per item. Only items with equal options share a batch."""
 
     def __init__(self, work: Callable[[Sequence[Any], Any], Sequence[Any]], batch: int, waiting: int) -> None:
-        """`batch`: items worked on together; `waiting`: at most as many in line"""
+        """`batch` is the largest batch. `waiting` is the capacity of the queue."""
         self.work, self.batch = work, batch
         self.line: queue.Queue[_Job | None] = queue.Queue(waiting)
         self.took = 1.0
-        """seconds of the last batch"""
+        """duration of the last batch in seconds"""
         self.thread = threading.Thread(target=self._run, daemon=True, name="captions")
         self.thread.start()
 
     def submit(self, item: Any, options: Hashable) -> Future[Any]:
-        """Raises Busy when the line is full. Who cancels the answer is passed over."""
+        """Raises Busy if the queue is full. A job whose answer is cancelled is skipped."""
         job = _Job(item, options)
         try:
             self.line.put_nowait(job)
@@ -48,7 +48,7 @@ class Batcher:
         return job.answer
 
     def check(self) -> None:
-        """Raises Busy when there would be no place: for who has costly work to do before it submits"""
+        """Raises Busy if the queue is full. Call it before costly work that precedes `submit`."""
         if self.line.full():
             raise self._busy()
 
@@ -57,12 +57,12 @@ class Batcher:
         return Busy(max(1, round(batches * self.took)))
 
     def close(self) -> None:
-        """Finish what waits, then end."""
+        """Finish the queued jobs, then stop the thread."""
         self.line.put(None)
         self.thread.join()
 
     def _run(self) -> None:
-        kept: _Job | None = None  # came with other options: first of the next batch
+        kept: _Job | None = None  # has other options; it starts the next batch
         last = False
         while True:
             job = kept or self.line.get()
@@ -82,7 +82,7 @@ class Batcher:
                     kept = following
                     break
                 jobs.append(following)
-            self._answer([one for one in jobs if one.answer.set_running_or_notify_cancel()])
+            self._answer([pending for pending in jobs if pending.answer.set_running_or_notify_cancel()])
             if last:
                 return
 
@@ -93,7 +93,7 @@ class Batcher:
         try:
             answers = self.work([job.item for job in jobs], jobs[0].options)
             assert len(answers) == len(jobs)
-        except Exception as error:  # whatever happens, nobody waits for ever
+        except Exception as error:  # any failure must reach the waiting callers
             for job in jobs:
                 job.answer.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""What the API takes and gives, as FastAPI checks and documents it."""
+"""Request and response schemas of the API, validated and documented by FastAPI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 MOST = 10
-"""captions searched or returned per photo"""
+"""maximum number of captions searched or returned per photo"""
 
 
 class CaptionRequest(BaseModel):
@@ -53,7 +53,7 @@ class ErrorResponse(BaseModel):
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first of a request's problems, as a sentence that says what is allowed"""
+    """The first problem of a request, as a sentence that states what is allowed"""
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0]) if problem["loc"] else "the request"
     if name in ("beam", "n_best"):

@@ -1,4 +1,7 @@
-"""`haav serve`: one page and a small API. Nothing is read or fetched on a client's word; pictures come as bytes."""
+"""`haav serve`: a web page and a small API.
+
+Pictures arrive as bytes. The server never reads a path or fetches a URL that a client names.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +52,14 @@ class Limits:
     """bytes of a request"""
     pixels: int = 50_000_000
     seconds: float = 60.0
-    """for a request, and for its upload"""
+    """time limit of a request, and of its upload"""
     waiting: int = 32
-    """requests in line"""
+    """requests in the queue"""
     batch: int = 8
 
 
 class Refused(Exception):
-    """A request that cannot be answered, and why"""
+    """A request that cannot be answered, with its HTTP status and the reason."""
 
     def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(reason)
@@ -65,7 +68,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings of a request; equal ones are answered together"""
+    """Settings of a request. Requests with equal settings share a batch."""
 
     options: CaptionOptions
     explain: bool
@@ -75,15 +78,15 @@ class Asked:
 def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "best") -> FastAPI:
     limits = limits or Limits()
 
-    def work(images: Sequence[Image.Image], asked: Asked) -> list[dict[str, Any]]:
+    def work(images: Sequence[Image.Image], settings: Asked) -> list[dict[str, Any]]:
         items = [PhotoItem("", partial(Image.Image.copy, image)) for image in images]
-        photos = list(captioner.stream(items, asked.options, len(images)))
-        if asked.explain:
-            return [explanation.to_json() for explanation in explain(captioner, photos, asked.options)]
+        photos = list(captioner.stream(items, settings.options, len(images)))
+        if settings.explain:
+            return [explanation.to_json() for explanation in explain(captioner, photos, settings.options)]
         return [photo.caption.to_json() for photo in photos if photo.caption is not None]
 
     batcher = Batcher(work, limits.batch, limits.waiting)
-    decoding = asyncio.Semaphore(2)  # pictures unpacked at once: each may be large before it is made small
+    decoding = asyncio.Semaphore(2)  # pictures decoded at once; each may be large before it is downscaled
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -145,34 +148,34 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             fields = await asyncio.wait_for(_fields(request, limits.upload), limits.seconds)
         except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
             raise Refused(408, f"the upload took longer than {limits.seconds:g} s.") from None
-        asked = _asked(fields, captioner)
+        settings = _asked(fields, captioner)
         try:
             batcher.check()
             async with decoding:
                 image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
-            answer = batcher.submit(image, asked)
+            answer = batcher.submit(image, settings)
         except Busy as error:
             raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(answer), limits.seconds)
+            result = await asyncio.wait_for(asyncio.wrap_future(answer), limits.seconds)
         except asyncio.TimeoutError:
             raise Refused(504, f"no caption within {limits.seconds:g} s; the server is busy.") from None
         except HaavError as error:
             raise Refused(422, str(error)) from None
         title = fields["name"]
-        if asked.format == "html":
-            text = await asyncio.to_thread(html.render, title, image, found)
+        if settings.format == "html":
+            text = await asyncio.to_thread(html.render, title, image, result)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
-        return JSONResponse({"image": title, **found})
+        return JSONResponse({"image": title, **result})
 
     return app
 
 
 async def _fields(request: Request, most: int) -> dict[str, Any]:
-    """The request's settings, `image` as bytes and its `name`"""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
+    """The settings of the request, `image` as bytes and its `name`"""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "application/json":
         body = b"".join([part async for part in _bounded(request, most)])
         try:
             fields = json.loads(body)
@@ -184,7 +187,7 @@ async def _fields(request: Request, most: int) -> dict[str, Any]:
         except (binascii.Error, ValueError, RecursionError) as error:
             raise Refused(422, f"this JSON cannot be used: {error}.") from None
         return fields | {"name": "photo"}
-    if kind != "multipart/form-data":
+    if content_type != "multipart/form-data":
         raise Refused(415, "send multipart/form-data with a file 'image', or JSON with 'image' in base64.")
     try:
         parser = MultiPartParser(request.headers, _bounded(request, most), max_files=1, max_fields=10)
@@ -217,19 +220,23 @@ async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
 
 
 def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
-    """Settings within their ranges, or Refused"""
+    """Validated settings of a request. Raises Refused if a value is out of range."""
     try:
-        given = CaptionRequest.model_validate(
+        settings = CaptionRequest.model_validate(
             {key: fields[key] for key in CaptionRequest.model_fields if key in fields}
         )
     except ValidationError as error:
         raise Refused(422, first_problem(error)) from None
-    for view in given.views:
+    for view in settings.views:
         if view not in captioner.views:
             raise Refused(422, f"there is no view '{view[:50]}'; this model reads {', '.join(captioner.views)}.")
-    beam = max(given.beam or captioner.config.decode.beam, given.n_best)
-    views = tuple(view for view in captioner.views if view in (given.views or captioner.views))
-    return Asked(CaptionOptions(given.n_best, views, beam=beam), given.explain or given.format == "html", given.format)
+    beam = max(settings.beam or captioner.config.decode.beam, settings.n_best)
+    views = tuple(view for view in captioner.views if view in (settings.views or captioner.views))
+    return Asked(
+        CaptionOptions(settings.n_best, views, beam=beam),
+        settings.explain or settings.format == "html",
+        settings.format,
+    )
 
 
 def _picture(data: bytes, pixels: int) -> Image.Image:
@@ -237,7 +244,7 @@ def _picture(data: bytes, pixels: int) -> Image.Image:
         image = load_image(data, pixels)
     except ImageError as error:
         raise Refused(422, str(error)) from None
-    image.thumbnail((1024, 1024))  # more than any view looks at; the line holds many
+    image.thumbnail((1024, 1024))  # larger than any view needs; the queue holds many pictures
     return image
 
 
@@ -272,7 +279,7 @@ def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None
     import uvicorn
 
     blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
-    explain(captioner, list(captioner.stream([blank])))  # what is missing is said now, not to a client
+    explain(captioner, list(captioner.stream([blank])))  # reports what is missing at start-up, not to a client
     if not 0 <= port <= 65535:
         raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
     try:

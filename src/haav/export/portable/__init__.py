@@ -1,9 +1,9 @@
-"""A captioner of numpy and onnxruntime, for places where torch is too large: what `haav export` writes, run.
+"""A captioner that needs numpy and onnxruntime, but not torch. It runs what `haav export` writes.
 
     python -m haav.export.portable EXPORTED photo.jpg …
 
-Same photos, same captions, word for word, as the model that was exported (tests/export/test_export.py). Plain beam
-search with its rules only: no sampling, no demanded words, no groups.
+The captions are identical to those of the exported model (tests/export/test_export.py). Decoding is plain beam search
+with its rules. Sampling, required words and groups are not supported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from haav.text import PAD, Vocabulary
 from haav.types import Caption, Word
 
 Arrays = dict[str, np.ndarray]
-"""a view of one photo: `tokens`, its positions by name, `boxes`, `sentences`"""
+"""a view of one photo: `tokens`, positions by name, `boxes`, `sentences`"""
 
 FORMAT = "haav-portable-1"
 ABOUT, READER, STEP, EYES, WORDS, TEXTS = (
@@ -50,7 +50,7 @@ class PortableCaptioner:
     """
 
     def __init__(self, directory: str | Path, threads: int = 0) -> None:
-        """`threads` 0: as many as there are cores"""
+        """`threads`: 0 uses all cores."""
         folder = Path(directory)
         try:
             about = json_of((folder / ABOUT).read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ class PortableCaptioner:
         self.eyes = PortableEyes(folder / EYES, folder / TEXTS, self.views, threads) if about["eyes"] else None
 
     def caption(self, photos: Picture | Sequence[Picture], *, batch: int = 8, **options: Any) -> Any:
-        """The caption of a photo, or a list of captions of a list of them; `options`: `beam`, `n_best`"""
+        """The caption of one photo, or a list of captions of several photos. `options`: `beam`, `n_best`"""
         if is_picture(photos):
             return self.caption([cast(Picture, photos)], **options)[0]
         captions: list[Caption] = []
@@ -84,39 +84,44 @@ class PortableCaptioner:
         return captions
 
     def look(self, images: Sequence[Image.Image]) -> dict[str, list[Arrays]]:
-        """Upright RGB pictures → the model's views of them"""
+        """Extract the views of upright RGB pictures."""
         if self.eyes is None:
             raise ConfigError("this export cannot look at photos: its model reads views other than the embedded ones.")
         return self.eyes(images)
 
     def caption_seen(
-        self, seen: Mapping[str, Sequence[Arrays]], *, beam: int | None = None, n_best: int = 1
+        self, extracted: Mapping[str, Sequence[Arrays]], *, beam: int | None = None, n_best: int = 1
     ) -> list[Caption]:
-        """Captions of photos by their views"""
+        """Caption photos from the views that `look` returns."""
         beam = max(n_best, self.decode.beam) if beam is None else beam
         if not 1 <= n_best <= beam:
             raise ConfigError(f"n_best must be from 1 to the beam, {beam}, not {n_best}.")
-        photos = len(next(iter(seen.values()))) if seen else 0
+        photos = len(next(iter(extracted.values()))) if extracted else 0
         if not photos:
             return []
-        memory = dict(zip(self.memory, self.reader.run(None, self._feed(seen, photos)), strict=True))
-        sentences = self._sentences(seen) if self.decode.consensus else None
+        memory = dict(zip(self.memory, self.reader.run(None, self._feed(extracted, photos)), strict=True))
+        sentences = self._sentences(extracted) if self.decode.consensus else None
         search = Search(self.decode, self.vocabulary, beam, beam if sentences else n_best)
-        found = search(lambda words, past, at: self._next(words, past, at, memory), self._no_past(photos), photos)
-        return [self._captions(own, n_best, sentences[photo] if sentences else []) for photo, own in enumerate(found)]
+        results = search(
+            lambda words, past, position: self._next(words, past, position, memory), self._no_past(photos), photos
+        )
+        return [
+            self._captions(hypotheses, n_best, sentences[photo] if sentences else [])
+            for photo, hypotheses in enumerate(results)
+        ]
 
-    def _sentences(self, seen: Mapping[str, Sequence[Arrays]]) -> list[list[str]] | None:
+    def _sentences(self, extracted: Mapping[str, Sequence[Arrays]]) -> list[list[str]] | None:
         for name, spec in self.views.items():
-            views = seen.get(name, [])
+            views = extracted.get(name, [])
             if "rank" in spec["indices"] and any(SENTENCES in view for view in views):
                 return [[str(text) for text in view.get(SENTENCES, ())] for view in views]
         return None
 
-    def _feed(self, seen: Mapping[str, Sequence[Arrays]], photos: int) -> Arrays:
-        """Views padded to the longest of each; one that is left out is absent for every photo"""
+    def _feed(self, extracted: Mapping[str, Sequence[Arrays]], photos: int) -> Arrays:
+        """Inputs of the reader, padded to the longest photo of each view. A missing view is absent for every photo."""
         feed: Arrays = {}
         for name, spec in self.views.items():
-            views = seen.get(name, [])
+            views = extracted.get(name, [])
             longest = max((len(view["tokens"]) for view in views), default=0)
             shapes: dict[str, tuple[tuple[int, ...], Any]] = {"tokens": ((spec["dim"],), np.float32)}
             shapes |= dict.fromkeys(spec["indices"], ((), np.int64))
@@ -124,49 +129,49 @@ class PortableCaptioner:
                 shapes["boxes"] = ((4,), np.float32)
             for part, (shape, dtype) in shapes.items():
                 padded = np.zeros((photos, longest, *shape), dtype)
-                for number, view in enumerate(views):
-                    padded[number, : len(view[part])] = view[part]
+                for row, view in enumerate(views):
+                    padded[row, : len(view[part])] = view[part]
                 feed[f"{name}.{part}"] = padded
             lengths = np.array([len(view["tokens"]) for view in views] or [0] * photos)
             feed[f"{name}.mask"] = np.arange(longest) < lengths[:, None]
         return feed
 
     def _no_past(self, photos: int) -> list[np.ndarray]:
-        """Before the first word, for each layer keys and values (B, 1, H, 0, D/H)"""
+        """The empty past: keys and values (B, 1, H, 0, D/H) of each layer"""
         heads, width = self.past_shape
         return [np.zeros((photos, 1, heads, 0, width), np.float32) for _ in range(2 * self.layers)]
 
     def _next(
-        self, words: np.ndarray, past: list[np.ndarray], at: int, memory: Arrays
+        self, words: np.ndarray, past: list[np.ndarray], position: int, memory: Arrays
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """words (B, C) → scores (B, C, words) of what follows, trust (B, C, V), the past with them in it"""
-        feed = {"words": words, "at": np.array(at)} | memory
-        feed |= {f"past.{number}": part for number, part in enumerate(past)}
+        """words (B, C) → scores (B, C, words) of the next words, trust (B, C, V), the past including `words`"""
+        feed = {"words": words, "at": np.array(position)} | memory
+        feed |= {f"past.{index}": part for index, part in enumerate(past)}
         wanted = {value.name for value in self.step.get_inputs()}
         scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
         return scores, trust, known
 
-    def _captions(self, found: list[Found], n_best: int, sentences: Sequence[str]) -> Caption:
-        possible = [self._caption(one) for one in found if one.logprob > -math.inf]
+    def _captions(self, hypotheses: list[Found], n_best: int, sentences: Sequence[str]) -> Caption:
+        possible = [self._caption(hypothesis) for hypothesis in hypotheses if hypothesis.logprob > -math.inf]
         if not possible:
             raise ConfigError("no caption fits decode.max_words and the other rules.")
         best = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
         return replace(best[0], n_best=tuple(best[1:]))
 
-    def _caption(self, found: Found) -> Caption:
-        tokens = [int(token) for token in found.words if token != PAD]
+    def _caption(self, hypothesis: Found) -> Caption:
+        tokens = [int(token) for token in hypothesis.words if token != PAD]
         texts = self.vocabulary.decode(tokens)
         words = tuple(
             Word(
                 text,
-                tokens[at],
-                float(found.logprobs[at]),
-                confidence(float(found.logprobs[at]), self.sure),
-                {name: float(share) for name, share in zip(self.views, found.trust[at], strict=True)}
-                if found.trust.shape[1]
+                tokens[step],
+                float(hypothesis.logprobs[step]),
+                confidence(float(hypothesis.logprobs[step]), self.sure),
+                {name: float(share) for name, share in zip(self.views, hypothesis.trust[step], strict=True)}
+                if hypothesis.trust.shape[1]
                 else None,
             )
-            for at, text in enumerate(texts)
+            for step, text in enumerate(texts)
         )
         sure = sum(word.confidence for word in words) / len(words) if words else 0.0
-        return Caption(" ".join(texts), words, found.logprob, sure)
+        return Caption(" ".join(texts), words, hypothesis.logprob, sure)

@@ -18,10 +18,10 @@ def main(words: list[str]) -> int:
         captioner = PortableCaptioner(words[0])
         for photo in words[1:]:
             try:
-                found = captioner.caption(photo).to_json()
+                result = captioner.caption(photo).to_json()
             except ImageError as error:
-                failed, found = 1, {"error": str(error)}
-            print(json.dumps({"image": photo, **found}), flush=True)
+                failed, result = 1, {"error": str(error)}
+            print(json.dumps({"image": photo, **result}), flush=True)
     except HaavError as error:
         print(error, file=sys.stderr)
         return 2

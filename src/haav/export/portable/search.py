@@ -1,4 +1,4 @@
-"""Beam search in numpy: the plain search of `haav.generate`, with the same rules and the same result."""
+"""Plain beam search in numpy, with the same rules and results as `haav.generate`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from haav.config import DecodeConfig
 from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
 
 Step = Callable[[np.ndarray, list[np.ndarray], int], tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
-"""words (B, C), past, place → scores (B, C, words), trust (B, C, V), new past"""
+"""words (B, C), past, position → scores (B, C, words), trust (B, C, V), new past"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One caption"""
+    """One caption of the search."""
 
     words: np.ndarray
     """(T,)"""
@@ -87,7 +87,7 @@ class Search:
         ]
 
     def _logprobs(self, scores: np.ndarray, beams: Beams, room: int) -> np.ndarray:
-        """(B, C, words): what rules forbid is -inf; an ended caption goes on with <pad>, for free"""
+        """(B, C, words), -inf for forbidden words. An ended caption continues with <pad> at no cost."""
         highest = scores.max(axis=2, keepdims=True)
         logprobs: np.ndarray = scores - (highest + np.log(np.exp(scores - highest).sum(axis=2, keepdims=True)))
         logprobs[..., self.never] = -np.inf
@@ -105,9 +105,9 @@ class Search:
         for place in np.ndindex(words.shape[:2]):
             said = words[place].tolist()
             last = said[len(said) - length + 1 :]
-            for at in range(len(said) - length + 1):
-                if said[at : at + length - 1] == last and said[at + length - 1] != EOS:
-                    logprobs[(*place, said[at + length - 1])] = -np.inf
+            for start in range(len(said) - length + 1):
+                if said[start : start + length - 1] == last and said[start + length - 1] != EOS:
+                    logprobs[(*place, said[start + length - 1])] = -np.inf
 
     def _forbid_bad_ends(self, logprobs: np.ndarray, words: np.ndarray, room: int) -> None:
         if room == 1 and not self.settings.allow_cut:
@@ -128,7 +128,7 @@ class Search:
         scores = ((beams.scores[..., None] + values) / grown**self.settings.length_penalty).reshape(photos, -1)
         size = min(self.beam, scores.shape[1])
         if self.settings.keep_greedy:
-            # The greedy caption is the last; its words come first, the best of them in front.
+            # The greedy caption is the last one, and its best word comes first among its candidates.
             greedy = scores.shape[1] - words.shape[2]
             others = scores.copy()
             others[:, greedy] = -np.inf
@@ -137,15 +137,15 @@ class Search:
             pick = top(scores, size)
         rows = np.arange(photos)[:, None]
         parents, chosen = pick // words.shape[2], words.reshape(photos, -1)[rows, pick]
-        own = logprobs[rows, parents, chosen]
+        chosen_logprobs = logprobs[rows, parents, chosen]
         kept = scores[rows, pick]
         if self.settings.keep_greedy:
             kept[:, :-1] = others[rows, pick[:, :-1]]
         none = np.isneginf(kept)
-        return parents, np.where(none, PAD, chosen), np.where(none, -np.inf, own)
+        return parents, np.where(none, PAD, chosen), np.where(none, -np.inf, chosen_logprobs)
 
     def _settled(self, beams: Beams) -> np.ndarray:
-        """(B,): what further words would bring cannot change the result"""
+        """(B,): whether further words cannot change the result"""
         ended, ranked = beams.ended, self._ranked(beams)
         order = top(ranked, min(self.n_best, ranked.shape[1]))
         worst = np.take_along_axis(ranked, order, axis=1)[:, -1]
@@ -159,9 +159,9 @@ class Search:
 
 
 def top(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the `count` largest of the last axis are, the largest first"""
+    """Indices of the `count` largest values of the last axis, the largest first"""
     if count < values.shape[-1] // 4:
-        # Sorting thousands of words for the sake of five would take longer than the model.
+        # Sorting thousands of words to find five would take longer than the model.
         some = np.argpartition(-values, count, axis=-1)[..., :count]
         order = np.argsort(-np.take_along_axis(values, some, axis=-1), axis=-1, kind="stable")
         return np.take_along_axis(some, order, axis=-1)

@@ -1,7 +1,7 @@
-"""Photos to the embedded views, in numpy and onnxruntime: what `haav.views` does in torch.
+"""Extract the embedded views of photos with numpy and onnxruntime, as `haav.views` does with torch.
 
-One exported graph holds both networks, the pooling under fixed boxes and the bridge; what depends on the photo,
-the choice among boxes and the search for sentences, is done here.
+One exported graph contains both networks, the pooling under fixed boxes and the bridge. The selection of boxes and the
+search for sentences depend on the photo and are done here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from haav.errors import CheckpointError, ConfigError
 from haav.files import json_of
 
 SMALL, LARGE = "pixels.small", "pixels.large"
-"""inputs: EfficientNet's and YOLO's square pictures"""
+"""inputs: square pictures for EfficientNet and for YOLO"""
 BOXES, SCORES, DEEP, FINE = DETECTIONS = (".boxes", ".scores", ".deep", ".fine")
-"""after the name of a view of detected things: what the choice among boxes is made from"""
+"""suffixes of outputs of a view of detected objects: the inputs of the selection of boxes"""
 SUPPRESS = "suppress"
-"""of such a view, in `portable.json`: how that choice is made"""
+"""key of such a view in `portable.json`: the parameters of the selection"""
 QUERY = ".query"
-"""after a text view's name: what its sentences are searched with"""
+"""suffix of the output of a text view: the query for its sentences"""
 SENTENCES = "sentences"
-"""of a view of one photo: the texts of its tokens"""
+"""key of a view of one photo: the texts of its tokens"""
 
 
 def session(path: Path, threads: int) -> Any:
@@ -40,7 +40,7 @@ def session(path: Path, threads: int) -> Any:
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a dozen kinds, none of them shared
+    except Exception as error:  # onnxruntime has a dozen exception types without a common base
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
@@ -53,22 +53,22 @@ class PortableEyes:
         self.texts = Texts(texts) if any(name + QUERY in self.outputs for name in views) else None
 
     def __call__(self, images: Sequence[Image.Image]) -> dict[str, list[dict[str, np.ndarray]]]:
-        kinds = {SMALL: Image.Resampling.BICUBIC, LARGE: Image.Resampling.BILINEAR}
-        feed = {name: _pixels(images, side, kinds[name]) for name, side in self.sides.items()}
-        found = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
-        return {name: [self._view(name, found, photo) for photo in range(len(images))] for name in self.views}
+        resampling = {SMALL: Image.Resampling.BICUBIC, LARGE: Image.Resampling.BILINEAR}
+        feed = {name: _pixels(images, side, resampling[name]) for name, side in self.sides.items()}
+        outputs = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
+        return {name: [self._view(name, outputs, photo) for photo in range(len(images))] for name in self.views}
 
-    def _view(self, name: str, found: Mapping[str, np.ndarray], photo: int) -> dict[str, np.ndarray]:
+    def _view(self, name: str, outputs: Mapping[str, np.ndarray], photo: int) -> dict[str, np.ndarray]:
         about = self.views[name]
         if SUPPRESS in about:
-            return objects({part: found[name + part][photo] for part in DETECTIONS}, **about[SUPPRESS])
-        if name + QUERY in found:
+            return objects({part: outputs[name + part][photo] for part in DETECTIONS}, **about[SUPPRESS])
+        if name + QUERY in outputs:
             assert self.texts is not None
-            rows = self.texts.nearest(found[name + QUERY][photo], about["indices"]["rank"])
+            rows = self.texts.nearest(outputs[name + QUERY][photo], about["indices"]["rank"])
             tokens, more = self.texts.vectors[rows], {SENTENCES: self.texts.sentences[rows]}
         else:
-            tokens, more = found[name][photo], {}
-        # Tokens stand row by row, crop by crop: the first position is the slower one.
+            tokens, more = outputs[name][photo], {}
+        # Tokens are in row-major order: the first index varies slowest.
         (_, (inner, size)) = about["indices"].items()
         places = np.arange(len(tokens))
         outer = next(iter(about["indices"]))
@@ -76,7 +76,7 @@ class PortableEyes:
 
 
 class Texts:
-    """Sentences and their vectors"""
+    """Sentences and their vectors."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -98,14 +98,14 @@ class Texts:
 
 
 def objects(
-    found: Mapping[str, np.ndarray], min_score: float, max_overlap: float, max_boxes: int
+    detections: Mapping[str, np.ndarray], min_score: float, max_overlap: float, max_boxes: int
 ) -> dict[str, np.ndarray]:
-    """One photo's boxes, the surest first, without overlaps of a class; features pooled under each"""
-    scores = found[SCORES]
+    """Boxes of one photo after non-maximum suppression per class, highest score first, with pooled features"""
+    scores = detections[SCORES]
     best, classes = scores.max(axis=1), scores.argmax(axis=1)
     order = np.argsort(-best, kind="stable")
     order = order[best[order] >= np.float32(min_score)][:500]
-    boxes = found[BOXES][order]
+    boxes = detections[BOXES][order]
     alive = np.ones(len(order), bool)
     for row in range(len(order)):
         if alive[row]:
@@ -113,8 +113,8 @@ def objects(
             same = classes[order[rest]] == classes[order[row]]
             alive[rest] &= ~(same & (overlaps(boxes[row], boxes[rest]) > np.float32(max_overlap)))
     kept = order[alive][:max_boxes]
-    boxes = found[BOXES][kept].clip(0, 1)
-    pooled = [pool(found[name], boxes) for name in (DEEP, FINE)]
+    boxes = detections[BOXES][kept].clip(0, 1)
+    pooled = [pool(detections[name], boxes) for name in (DEEP, FINE)]
     tokens = np.concatenate([*pooled, scores[kept], best[kept, None]], axis=1).astype(np.float32)
     return {"tokens": tokens, "boxes": boxes}
 
@@ -125,8 +125,8 @@ def overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
     shared = (high - low).clip(min=0).prod(axis=1)
     areas = (others[:, 2:] - others[:, :2]).prod(axis=1)
     union = (box[2:] - box[:2]).prod() + areas - shared
-    found: np.ndarray = shared / union.clip(min=1e-9)
-    return found
+    ratios: np.ndarray = shared / union.clip(min=1e-9)
+    return ratios
 
 
 def pool(features: np.ndarray, boxes: np.ndarray) -> np.ndarray:
@@ -134,12 +134,12 @@ def pool(features: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     _, height, width = features.shape
     boxes = boxes.astype(np.float64)
     across, down = _cover(boxes[:, 0], boxes[:, 2], width), _cover(boxes[:, 1], boxes[:, 3], height)
-    found: np.ndarray = np.einsum("dhw,nh,nw->nd", features.astype(np.float64), down, across, optimize=True)
-    return found
+    pooled: np.ndarray = np.einsum("dhw,nh,nw->nd", features.astype(np.float64), down, across, optimize=True)
+    return pooled
 
 
 def _cover(low: np.ndarray, high: np.ndarray, cells: int) -> np.ndarray:
-    """(N, cells): which share of its length a span lies in each cell; at least a hundredth of a cell wide"""
+    """(N, cells): share of each span in each cell. A span is at least a hundredth of a cell wide."""
     start = (low * cells).clip(0, cells - 0.01)
     stop = np.maximum((high * cells).clip(0, cells), start + 0.01)
     edges = np.arange(cells)
