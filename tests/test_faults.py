@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -194,11 +195,25 @@ def ask(address: str) -> int:
         return 0
 
 
+def waiting(address: str) -> int:
+    """Requests in line"""
+    import httpx
+
+    return int(httpx.get(f"{address}/v1/health", timeout=60).json()["waiting"])
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
 def test_a_server_that_is_told_to_end_answers_what_it_has_taken(server: Any) -> None:
     process, address = server()
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(ask, address) for _ in range(6)]
-        time.sleep(0.4)
+        wait_until(lambda: waiting(address) > 0 or any(answer.done() for answer in answers))
         process.send_signal(signal.SIGTERM)
         statuses = [answer.result() for answer in answers]
     assert set(statuses) <= {0, 200}

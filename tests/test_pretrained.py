@@ -176,7 +176,7 @@ def test_a_save_that_fails_at_any_file_leaves_the_old_model(
 def test_a_json_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captioner().save_pretrained(tmp_path)
     monkeypatch.setattr("haav.pretrained.MAX_JSON_BYTES", 100)
-    assert "at most 100 are read" in broken(tmp_path)
+    assert "holds more than 100 bytes" in broken(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class Chain:
     def present(self) -> torch.Tensor:
         return torch.ones(len(self.tables), 1, dtype=torch.bool)
 
-    def start(self, encoded: Chain) -> Chain:
+    def init_cache(self, encoded: Chain) -> Chain:
         return encoded
 
     def decode(self, tokens: torch.Tensor, cache: Chain) -> Decoded:

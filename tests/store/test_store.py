@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from haav.errors import StoreError
 from haav.store.lmdb import Store
 from haav.store.records import ViewManifest, pack, unpack
-from haav.store.shards import ShardStore, export, open_store, read_shard
+from haav.store.shards import ShardStore, open_store, read_shard, write_shards
 from haav.types import PhotoView, ViewSpec
 
 SPEC = ViewSpec(dim=4, max_tokens=6, indices={"rank": 6}, boxes=True)
@@ -197,20 +197,20 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> 
 
 def test_shards_hold_what_the_store_holds(tmp_path: Path) -> None:
     with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
-        assert export(store, ["things"], tmp_path / "out", shard_size=3) == 3
+        assert write_shards(store, ["things"], tmp_path / "out", shard_size=3) == 3
         shards = sorted((tmp_path / "out").glob("*.tar"))
         assert [file.name for file in shards] == [f"shard-00000{number}.tar" for number in range(3)]
         found = dict(pair for file in shards for pair in read_shard(file))
         assert sorted(found) == store.ids("things")
         assert all(same(views["things"], store.get("things", name)) for name, views in found.items())
         with pytest.raises(StoreError, match="no photo"):
-            export(store, [], tmp_path / "none")
+            write_shards(store, [], tmp_path / "none")
 
 
 def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
     names = tuple(f"{number}.jpg" for number in range(7))
     with filled(tmp_path / "s", names) as store:
-        export(store, ["things"], tmp_path / "out", shard_size=3)
+        write_shards(store, ["things"], tmp_path / "out", shard_size=3)
         shards = open_store(tmp_path / "out")
         assert isinstance(shards, ShardStore)
         assert shards.views == store.views
@@ -224,7 +224,7 @@ def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
 
 def test_damaged_shards_are_named(tmp_path: Path) -> None:
     with filled(tmp_path / "s", ("a.jpg", "b.jpg")) as store:
-        export(store, ["things"], tmp_path / "out", shard_size=1)
+        write_shards(store, ["things"], tmp_path / "out", shard_size=1)
     shard = tmp_path / "out" / "shard-000001.tar"
     shard.write_bytes(shard.read_bytes()[:700])
     shards = open_store(tmp_path / "out")
@@ -242,9 +242,9 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
 
 def test_shards_are_even_and_have_photos(tmp_path: Path) -> None:
     with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
-        export(store, ["things"], tmp_path / "out", shard_size=6)
+        write_shards(store, ["things"], tmp_path / "out", shard_size=6)
         groups = open_store(tmp_path / "out").groups
         assert [len(group) for group in groups] == [3, 4]
         assert open_store(tmp_path / "out").in_order(["6.jpg", "0.jpg"]) == ["0.jpg", "6.jpg"]
         with pytest.raises(StoreError, match="at least 1 photo, not 0"):
-            export(store, ["things"], tmp_path / "none", shard_size=0)
+            write_shards(store, ["things"], tmp_path / "none", shard_size=0)

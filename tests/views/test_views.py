@@ -22,13 +22,13 @@ from haav.photos.sources import find_photos
 from haav.store import Store
 from haav.types import PhotoView, ViewSpec
 from haav.views import Extractor, PhotoBatch, base, build_extractor, extractors, view_names
-from haav.views.embedded import efficientnet, folded, yolo
+from haav.views.embedded import efficientnet, folded_conv, yolo
 from haav.views.embedded.grid import GridExtractor
 from haav.views.embedded.objects import MAX_OVERLAP, MIN_SCORE, suppress
 from haav.views.embedded.pooling import pool
 from haav.views.embedded.regions import CROPS, crops
 from haav.views.extract import extract
-from haav.views.live import Eyes
+from haav.views.live import ViewExtractors
 
 EMBEDDED = [
     name
@@ -84,10 +84,10 @@ def test_fused_and_plain_convolutions_agree(
     monkeypatch: pytest.MonkeyPatch, activation: str, kernel: int, stride: int, groups: int, padding: int
 ) -> None:
     weight = torch.randn(8, 4 // groups, kernel, kernel)
-    conv = folded.FoldedConv(weight, torch.randn(8), stride, groups, activation, padding)
+    conv = folded_conv.FoldedConv(weight, torch.randn(8), stride, groups, activation, padding)
     x = 3 * torch.randn(2, 4, 13, 13).contiguous(memory_format=torch.channels_last)
     found = conv(x)
-    monkeypatch.setattr(folded, "_FUSED", None)
+    monkeypatch.setattr(folded_conv, "_FUSED", None)
     assert_close(found, conv(x), atol=1e-4, rtol=1e-4)
 
 
@@ -98,7 +98,7 @@ def test_uneven_padding_is_tensorflows(size: int, kernel: int) -> None:
     before = (kernel - 2) // 2 if size % 2 == 0 else kernel // 2
     padded = torch.nn.functional.pad(x, (before, kernel // 2) * 2)
     expected = torch.nn.functional.conv2d(padded, weight, bias, stride=2)
-    assert_close(folded.FoldedConv(weight, bias, 2, 1, "none", padding=-1)(x), expected, atol=1e-4, rtol=1e-4)
+    assert_close(folded_conv.FoldedConv(weight, bias, 2, 1, "none", padding=-1)(x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_efficientnet_is_the_published_network(photos: dict[str, Image.Image]) -> None:
@@ -386,7 +386,7 @@ def test_options_that_no_view_takes_are_suggested() -> None:
             build_extractor("grid", **{local: "x"})
     assert build_extractor("grid", clip_model="x", bridge=None, textdb="y").name == "grid"
     with pytest.raises(ConfigError, match="Did you mean 'textdb'"):
-        Eyes({}, text_db="x")
+        ViewExtractors({}, text_db="x")
 
 
 def test_every_extractor_declares_what_it_needs_and_gives() -> None:

@@ -80,11 +80,12 @@ def download(artefact: Artefact, staging: Path, progress: Progress) -> Path:
 
 def _size_of(path: Path) -> int:
     total = 0
-    for file in path.rglob("*"):
-        try:
-            total += file.stat().st_size
-        except OSError:  # the file has been removed meanwhile
-            continue
+    for folder, _, files in os.walk(path):  # it passes over folders that pip has removed meanwhile
+        for name in files:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_size
+            except OSError:  # the file has been removed meanwhile
+                continue
     return total
 
 
