@@ -81,6 +81,7 @@ def test_two_extractions_into_one_store_end_whole(tmp_path: Path) -> None:
         assert not [fault for _, fault in store.verify("grid") if fault]
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["train", "toy", "--train.epochs", "2", "--train.checkpoint_every", "5", "--out", str(out)]
@@ -129,6 +130,7 @@ def test_places_that_cannot_be_read_or_written_are_named(words: list[str], capsy
     assert re.search("nowhere|/dev/null", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_files_that_vanish_stop_no_batch(tmp_path: Path, model: Path) -> None:
     photos = make_photos(tmp_path / "photos", 30)
     command = [sys.executable, "-m", "haav", "caption", str(photos), "--model", str(model), "--batch", "1", "--json"]
@@ -230,6 +232,12 @@ def test_a_killed_server_can_be_started_again_at_once(server: Any) -> None:
     assert ask(address) == 0
     _, address = server()
     assert ask(address) == 200
+
+
+def test_a_port_that_cannot_be_is_refused_before_an_address_is_printed() -> None:
+    done = run("serve", "--port", "99999")
+    refused(done, "a port is a number from 0 to 65535, not 99999")
+    assert done.stdout == ""
 
 
 def test_a_port_that_is_taken_is_named(server: Any, model: Path) -> None:

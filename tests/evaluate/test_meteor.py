@@ -263,6 +263,7 @@ PLACES = [("on the beach", "at the seaside", "by the sea"), ("in front of the ho
 ENDS = [("on a sunny day", "in the sun"), ("with its owner's ball .", "and the ball"), ("", ", and it jumps , too")]
 
 
+@pytest.mark.slow
 def test_generated_captions_score_as_in_the_jar(jar: Path) -> None:
     rng = random.Random(0)
 

@@ -92,6 +92,7 @@ def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
         run_grid(grid, tmp_path, {})
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_is_told_at_once_and_stops_no_other(tmp_path: Path) -> None:
     rows = (Row("broken", {"model.heads": "7"}, {}), Row("whole", {}, {}))
     grid = Grid("", "toy", {"train.epochs": "1", "model.d_model": "16"}, (0,), rows)

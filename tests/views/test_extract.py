@@ -52,6 +52,7 @@ def test_bad_pictures_are_named_and_the_rest_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "s" / "failures.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_many_processes_store_what_one_does(tmp_path: Path) -> None:
     refs = find_photos([make_photos(tmp_path / "photos", 6)])
     seen: list[tuple[int, int]] = []

@@ -124,8 +124,8 @@ def serve(
     except ImportError:
         raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
 
-    captioner = load_captioner(model, overrides, device, precision)
-    fetch_weights_of(captioner)
-    print(f"http://{host}:{port} – Ctrl-C ends it.", flush=True)
-    server.run(captioner, host, port, name=Path(model).name)
+    with server.bind(host, port) as bound:
+        captioner = load_captioner(model, overrides, device, precision)
+        fetch_weights_of(captioner)
+        server.run(captioner, bound, name=Path(model).name)
     return 0

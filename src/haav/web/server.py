@@ -275,18 +275,29 @@ def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
     return answers
 
 
-def run(captioner: Captioner, host: str, port: int, limits: Limits | None = None, name: str = "best") -> None:
+def bind(host: str, port: int) -> socket.socket:
+    """The server's address, taken before anything slow. Clients are refused until `run` listens."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror}.\n  Give another with --host or --port."
+        ) from None
+    return bound
+
+
+def run(captioner: Captioner, bound: socket.socket, limits: Limits | None = None, name: str = "best") -> None:
+    """`bound`: as `bind` gives it"""
     import uvicorn
 
     blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
     explain(captioner, list(captioner.stream([blank])))  # reports what is missing at start-up, not to a client
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"a port is a number from 0 to 65535, not {port}.")
-    try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror}.\n  Give another with --host or --port."
-        ) from None
     settings = uvicorn.Config(build_app(captioner, limits, name), log_level="warning", timeout_keep_alive=15)
-    uvicorn.Server(settings).run(sockets=[listening])
+    host, port, *_ = bound.getsockname()
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port} – Ctrl-C ends it.", flush=True)
+    uvicorn.Server(settings).run(sockets=[bound])
