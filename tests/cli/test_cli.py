@@ -228,3 +228,9 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
     for verb in VERBS:
         assert sum(line.startswith(f"  {verb} ") for line in lines) == 1
     assert lines.index("captions:") < lines.index("data:") < lines.index("training:")
+
+
+def test_a_command_is_called_by_its_own_name_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["pack", "model"])
+    assert capsys.readouterr().err.startswith("haav pack: the following arguments are required: --out")

@@ -85,6 +85,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"haav {__version__}")
     verbs = parser.add_subparsers(
         dest="verb",
+        prog="haav",
         metavar="VERB",
         parser_class=_Parser,
         required=True,
