@@ -45,7 +45,7 @@ def total(value: Tensor) -> Tensor:
 
 def mean(summed: Tensor, items: Tensor) -> Tensor:
     """The share of this process in the global mean, scaled up because gradients are averaged over processes."""
-    return summed * count() / total(items).clamp(min=1)
+    return summed * count() / total(items).clamp(min=1e-6)
 
 
 def gather(rows: Tensor) -> Tensor:

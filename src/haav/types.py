@@ -88,6 +88,8 @@ class Batch:
     views: Views
     captions: Tensor | None
     """(B, C, T) int64: <bos> … <eos>, then <pad>; rows of <pad> if a photo has fewer captions; None: unlabelled"""
+    weights: Tensor | None = None
+    """(B, C): the weight of each caption in the loss; None: 1 each"""
 
 
 @dataclass(frozen=True)

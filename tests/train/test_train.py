@@ -204,6 +204,48 @@ def test_photos_without_captions_have_the_contrastive_loss_only(tmp_path: Path) 
     assert set(both) == {"loss", "xe", "contrast"}
 
 
+def test_a_captions_weight_counts_like_copies_of_it() -> None:
+    model = tiny_model(**SILENT).eval()
+    views, captions = random_views(), captions_with_ends()
+    twice = torch.cat([captions, captions[:, :1]], dim=1)  # the first caption of each photo once more
+    weights = torch.tensor([[2.0, 1.0], [2.0, 1.0], [2.0, 1.0]])
+    copied = CrossEntropy(0.1)(model, model.encode(views), batch_of(views, twice))["xe"]
+    weighted = CrossEntropy(0.1)(model, model.encode(views), replace(batch_of(views, captions), weights=weights))["xe"]
+    assert_close(weighted, copied)
+    even = replace(batch_of(views, captions), weights=torch.full((3, 2), 0.01))
+    plain = CrossEntropy(0.1)(model, model.encode(views), batch_of(views, captions))["xe"]
+    assert_close(CrossEntropy(0.1)(model, model.encode(views), even)["xe"], plain)
+    assert not torch.allclose(plain, weighted)
+
+
+def test_captions_by_a_system_teach_words_and_earn_nothing(tmp_path: Path) -> None:
+    dataset, store = make_toy(tmp_path / "toy")
+    photos = load_dataset(dataset).split("train")
+    rows = [{"image": photo.id, "caption": "a machine wrote this", "by": "Net"} for photo in photos[:40]]
+    machine = tmp_path / "machine.jsonl"
+    machine.write_text("\n".join(map(json.dumps, rows)))
+    places = ("--data.dataset", f"{dataset},{machine}:machine:0.25", "--data.store", str(store))
+    setup = prepare(toy(*places), tmp_path)
+    assert len(setup.labelled) == len(photos)
+    batch = setup.labelled[[0, 50]]
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [[1, 1, 1, 1, 1, 0.25], [1, 1, 1, 1, 1, 0]]
+    assert "machine" not in setup.vocabulary.words
+    drawn = loop._Run._draw_captions  # a draw keeps each caption's own weight
+    run = type("Run", (), {"config": replace(setup.config.train, captions=3), "position": Position()})()
+    kept = drawn(run, batch, 0)
+    for row in range(2):
+        for caption, weight in zip(kept.captions[row], kept.weights[row], strict=True):
+            original = [c[: len(caption)].tolist() for c in batch.captions[row]].index(caption.tolist())
+            assert batch.weights[row, original] == weight
+    rewarded = prepare(toy(*places, "--train.objective", "scst"), tmp_path)
+    assert rewarded.labelled[[0]].weights is None
+    assert rewarded.labelled[[0]].captions.shape[1] == 5
+    loop.train(toy(*places, epochs=1), tmp_path / "run")
+    other = prepare(toy("--data.dataset", f"{dataset},{machine}:machine", "--data.store", str(store)), tmp_path)
+    assert setup.fingerprint != other.fingerprint
+
+
 def test_members_of_an_ensemble_learn_each_for_itself() -> None:
     model = tiny_model(encoding="model_per_view", **SILENT).train()
     views, captions = random_views(), captions_with_ends()

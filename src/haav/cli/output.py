@@ -175,6 +175,8 @@ def print_check(check: Check) -> None:
     console.print(table)
     counts = ", ".join(f"{photos:,} with {captions}" for captions, photos in check.captions_per_photo.items())
     console.print(f"captions per photo: {counts}")
+    if check.machine_captions:
+        console.print(f"{check.machine_captions:,} further captions by captioning systems")
     if check.surplus:
         console.print(f"{check.surplus:,} pictures that no annotation names")
     if check.duplicates:

@@ -103,7 +103,11 @@ class ConfidenceConfig:
 class DataConfig:
     """What a model is trained on. Left out of saved models: it names files of one machine."""
 
-    dataset: str = setting("", 'captions and splits (docs/reference/formats.md); "toy": made up on the spot')
+    dataset: str = setting(
+        "",
+        "captions and splits: PATH[:ROLE[:WEIGHT]], several with commas; roles: human, machine, photos "
+        '(docs/how-to/training.md); "toy": generated',
+    )
     store: str = setting("", "view store with the photos' views")
     views: str = setting("", "views to train on, with commas; empty: the model's own")
     unlabelled: str = setting("", "further photos, whose captions are not looked at: a data set; empty: none")

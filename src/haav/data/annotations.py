@@ -8,7 +8,8 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from haav.photos.sources import SUFFIXES
 
 MAX_BYTES = 2_000_000_000
 SPLITS = ("train", "val", "test")
+HUMAN = "human"
+"""`by` of a caption that a person wrote; any other name is that of a captioning system"""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,21 @@ class Photo:
     """the name under which its views are stored: a file name"""
     split: str
     captions: tuple[str, ...] = ()
-    """empty for an unlabelled photo"""
+    """by people; empty for an unlabelled photo"""
     coco_id: int | None = None
     """its number in COCO, if the file has it"""
+    machine_captions: tuple[str, ...] = ()
+    """by a captioning system (`by` in the file). Only training reads them, and only where it is told to."""
 
 
 @dataclass(frozen=True)
 class Dataset:
     photos: tuple[Photo, ...]
+
+    @cached_property
+    def names_machines(self) -> bool:
+        """Whether any of its captions names a captioning system as its author."""
+        return any(photo.machine_captions for photo in self.photos)
 
     def split(self, name: str) -> tuple[Photo, ...]:
         if name not in SPLITS:
@@ -43,7 +53,7 @@ class Dataset:
     def label_fraction(self, fraction: float, by: str = "photo", seed: int = 0) -> Dataset:
         """Keep the captions of a share of the training photos, or a share of the training captions. All photos stay.
 
-        Fractions are nested: the captions kept index 10 % are among those kept index 20 %.
+        Fractions are nested: the captions kept for 0.1 are among those kept for 0.2.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"a label fraction is between 0 and 1, not {fraction}.")
@@ -67,8 +77,8 @@ class Dataset:
 
 
 def load_dataset(path: str | Path, split: str = "train") -> Dataset:
-    """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split]`, or a
-    folder with captions.txt.
+    """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split][, by]`,
+    or a folder with captions.txt.
 
     `split` is the split of photos in formats without splits. All files may be gzipped (`.gz`).
     """
@@ -105,18 +115,33 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     )
 
 
+@dataclass
+class _Captions:
+    """The captions of a photo, by author."""
+
+    human: list[str] = field(default_factory=list)
+    machine: list[str] = field(default_factory=list)
+
+    def add(self, text: str, author: object) -> None:
+        """`author`: what the file says in `by`. Only "human", or nothing at all, means a person."""
+        (self.human if author in (None, "", HUMAN) else self.machine).append(text)
+
+
 def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
     photos = []
     for index, image in enumerate(data["images"]):
         try:
             name = image["filename"]
             split = "train" if image["split"] == "restval" else image["split"]
-            captions = tuple(sentence["raw"].strip() for sentence in image.get("sentences") or ())
+            captions = _Captions()
+            for sentence in image.get("sentences") or ():
+                captions.add(sentence["raw"].strip(), sentence.get("by"))
             coco_id = image.get("cocoid")
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: image {index} lacks {error}.") from None
         coco_id = coco_id if isinstance(coco_id, int) else None
-        photos.append(Photo(str(name), _split(str(split), path), captions, coco_id))
+        human, machine = tuple(captions.human), tuple(captions.machine)
+        photos.append(Photo(str(name), _split(str(split), path), human, coco_id, machine))
     return _unique(photos, path)
 
 
@@ -134,23 +159,30 @@ def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
 
 
 def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
-    captions: dict[str, list[str]] = {}
+    captions: dict[str, _Captions] = {}
     splits: dict[str, str] = {}
     for index, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not row.get("image"):
             columns = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
-            raise DataError(f"{path}: row {index} has no 'image' (it has {columns}). Columns: image, caption[, split].")
+            raise DataError(
+                f"{path}: row {index} has no 'image' (it has {columns}). Columns: image, caption[, split][, by]."
+            )
         image = str(row["image"])
         row_split = _split(str(row.get("split") or split), path)
         if splits.setdefault(image, row_split) != row_split:
             raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {row_split}.")
-        texts = captions.setdefault(image, [])
+        texts = captions.setdefault(image, _Captions())
         caption = row.get("caption")
         if not isinstance(caption, (str, type(None))):
             raise DataError(f"{path}: row {index} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
         if caption:
-            texts.append(caption.strip())
-    return Dataset(tuple(Photo(image, splits[image], tuple(texts)) for image, texts in captions.items()))
+            texts.add(caption.strip(), row.get("by"))
+    return Dataset(
+        tuple(
+            Photo(image, splits[image], tuple(texts.human), machine_captions=tuple(texts.machine))
+            for image, texts in captions.items()
+        )
+    )
 
 
 def _folder(path: Path, split: str) -> Dataset:
@@ -180,7 +212,13 @@ def _unique(photos: Sequence[Photo], path: Path) -> Dataset:
         known = merged.get(photo.id)
         if known is not None and known.split != photo.split:
             raise DataError(f"{path}: '{photo.id}' is in two splits, {known.split} and {photo.split}.")
-        merged[photo.id] = replace(photo, captions=(*(known.captions if known else ()), *photo.captions))
+        if known is not None:
+            photo = replace(
+                photo,
+                captions=known.captions + photo.captions,
+                machine_captions=known.machine_captions + photo.machine_captions,
+            )
+        merged[photo.id] = photo
     return Dataset(tuple(merged.values()))
 
 
@@ -210,6 +248,8 @@ class Check:
     photos: dict[str, int]
     captions: dict[str, int]
     captions_per_photo: dict[int, int]
+    machine_captions: int
+    """captions by captioning systems, which are counted nowhere else"""
     unlabelled: int
     missing: tuple[str, ...]
     """named by the annotations, not found among the pictures"""
@@ -239,6 +279,7 @@ def check_dataset(dataset: Dataset, pictures: dict[str, str] | None = None) -> C
         photos=dict(Counter(splits.values())),
         captions=dict(sum((Counter({p.split: len(p.captions)}) for p in dataset.photos), Counter())),
         captions_per_photo=dict(sorted(Counter(len(photo.captions) for photo in dataset.photos).items())),
+        machine_captions=sum(len(photo.machine_captions) for photo in dataset.photos),
         unlabelled=sum(not photo.captions for photo in dataset.photos),
         missing=missing,
         surplus=surplus,

@@ -16,10 +16,16 @@ def collate(
     views: Mapping[str, Sequence[PhotoView]],
     captions: Sequence[Sequence[Sequence[int]]] | None = None,
     device: torch.device | str = "cpu",
+    weights: Sequence[Sequence[float]] | None = None,
 ) -> Batch:
-    """`views`: name → one view per photo; `captions`: the captions of each photo as word ids"""
+    """`views`: name → one view per photo; `captions`: the captions of each photo as word ids; `weights`: of each"""
     stacked = {name: stack(per_photo).to(device) for name, per_photo in views.items()}
-    return Batch(tuple(ids), stacked, None if captions is None else pad_captions(captions))
+    return Batch(
+        tuple(ids),
+        stacked,
+        None if captions is None else pad_captions(captions),
+        None if weights is None else _pad([torch.tensor(row) for row in weights], max(map(len, weights), default=0)),
+    )
 
 
 def stack(photos: Sequence[PhotoView]) -> View:

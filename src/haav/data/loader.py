@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -32,8 +31,10 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
         vocabulary: Vocabulary | None,
         max_words: int = 20,
         made_by: MadeBy | None = None,
+        weights: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """`vocabulary`: None leaves captions out; `made_by`: the extractors that the model accepts"""
+        """`vocabulary`: None leaves captions out; `made_by`: the extractors that the model accepts; `weights`: of the
+        captions of each photo in the loss (default: 1 each)"""
         self.store = store
         self.views = tuple(views)
         self.photos = tuple(photos)
@@ -43,6 +44,7 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
             encoded = ([vocabulary.encode(text) for text in photo.captions] for photo in photos)
             # <bos>, at most `max_words` words, and <eos> only where the caption was not cut
             self.captions = [[words[: max_words + 2] for words in photo] for photo in encoded]
+        self.weights = None if weights is None else tuple(weights)
         for view in self.views:
             missing = store.missing(view, self.ids)
             if missing:
@@ -69,7 +71,12 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
     def __getitem__(self, rows: Sequence[int]) -> Batch:
         ids = [self.ids[row] for row in rows]
         views = {view: self.store.get_many(view, ids) for view in self.views}
-        return collate(ids, views, None if self.captions is None else [self.captions[row] for row in rows])
+        return collate(
+            ids,
+            views,
+            None if self.captions is None else [self.captions[row] for row in rows],
+            weights=None if self.weights is None else [self.weights[row] for row in rows],
+        )
 
 
 class ShuffledBatches(Sampler[list[int]]):
@@ -155,4 +162,5 @@ def build_loader(
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     captions = None if batch.captions is None else batch.captions.to(device, non_blocking=True)
-    return replace(batch, views={name: view.to(device) for name, view in batch.views.items()}, captions=captions)
+    weights = None if batch.weights is None else batch.weights.to(device, non_blocking=True)
+    return Batch(batch.ids, {name: view.to(device) for name, view in batch.views.items()}, captions, weights)

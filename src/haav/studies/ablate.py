@@ -27,6 +27,7 @@ import yaml
 from haav.config import Config
 from haav.config.load import find_grid, find_recipe
 from haav.data.annotations import load_dataset
+from haav.data.mixture import parse_sources
 from haav.data.toy import make_toy
 from haav.errors import ConfigError, TrainingError, unknown
 from haav.evaluate.scores import SLOW, evaluate
@@ -241,10 +242,10 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
 
 
 def data_of(place: Path, config: Config) -> tuple[Path, Path]:
-    """Paths of the data set and the view store that a run was trained on"""
+    """Paths of the view store that a run was trained on, and of the first of its data sets"""
     if config.data.dataset == "toy":
         return make_toy(place / "toy")
-    return Path(config.data.dataset), Path(config.data.store)
+    return Path(parse_sources(config.data.dataset)[0].path), Path(config.data.store)
 
 
 def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:

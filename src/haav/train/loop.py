@@ -247,7 +247,8 @@ class _Run:
         chosen = priority.topk(self.config.captions, dim=1).indices
         kept = captions.gather(1, chosen[..., None].expand(-1, -1, captions.shape[2]))
         longest = int((kept != PAD).sum(dim=2).max())
-        return Batch(batch.ids, batch.views, kept[:, :, :longest])
+        weights = None if batch.weights is None else batch.weights.gather(1, chosen)
+        return Batch(batch.ids, batch.views, kept[:, :, :longest], weights)
 
     def _further(self) -> Iterator[Batch] | None:
         """Endless batches of photos without captions. The order depends only on the seed and the step."""

@@ -34,7 +34,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy of the words of the reference captions."""
+    """Cross-entropy of the words of the reference captions, weighted by caption."""
 
     label_smoothing: float = 0.0
 
@@ -44,8 +44,11 @@ class CrossEntropy:
         real = targets != PAD
         logits = model.teacher_force(batch.captions[:, :, :-1], real, encoded)
         words = targets[real]
-        summed = F.cross_entropy(logits.float(), words, label_smoothing=self.label_smoothing, reduction="sum")
-        return {"xe": distributed.mean(summed, real.sum())}
+        losses = F.cross_entropy(logits.float(), words, label_smoothing=self.label_smoothing, reduction="none")
+        if batch.weights is None:
+            return {"xe": distributed.mean(losses.sum(), real.sum())}
+        weights = batch.weights[:, :, None].expand_as(real)[real]
+        return {"xe": distributed.mean((losses * weights).sum(), weights.sum())}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import torch
 
 from haav import distributed
 from haav.config import Config, DataConfig, to_dict
-from haav.data.annotations import Dataset, Photo, load_dataset
+from haav.data.annotations import Photo, load_dataset
 from haav.data.loader import StoredPhotos
+from haav.data.mixture import Mixture, Source, load_mixture, parse_sources
 from haav.data.toy import make_toy
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
@@ -69,14 +70,16 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
             make_toy(out / "toy")
         distributed.wait()
         dataset_path, store_path = make_toy(out / "toy")
+        sources: tuple[Source, ...] = (Source(str(dataset_path)),)
     elif not data.dataset or not data.store:
         raise ConfigError("training needs --data.dataset (captions and splits) and --data.store (their views).")
     else:
-        dataset_path, store_path = Path(data.dataset), Path(data.store)
-    dataset = load_dataset(dataset_path).label_fraction(data.label_fraction, data.label_by, config.train.seed)
-    labelled = [photo for photo in dataset.split("train") if photo.captions]
-    if not labelled:
-        raise ConfigError(f"{dataset_path} has no training photo with a caption.")
+        sources, store_path = parse_sources(data.dataset), Path(data.store)
+    mixture = load_mixture(sources, data.label_fraction, data.label_by, config.train.seed)
+    if config.train.objective == "scst":
+        mixture = mixture.with_references_only()
+    if not mixture.train:
+        raise ConfigError(f"{data.dataset} has no training photo with a caption that {config.train.objective} can use.")
     store = open_store(store_path)
     torch.manual_seed(config.train.seed)
     if vocabulary is not None:
@@ -92,26 +95,29 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
         config = _with_makers(replace(config, model=known.model, made_by=known.made_by | config.made_by), store)
         model.requires_grad_(True)
     else:
-        vocabulary = Vocabulary.build((text for photo in labelled for text in photo.captions), data.min_count)
+        vocabulary = Vocabulary.build(mixture.sentences, data.min_count)
         config = _with_makers(_fit_to_data(config, store, vocabulary), store)
         model = build_model(config.model)
     contrast: MomentumContrast | None = None
     if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
         contrast = build_contrast(model.encoding, config.model, config.contrast)
-    learner = Learner(model, contrast, _objective(config, vocabulary, labelled), config.train.contrast_weight)
+    objective = _objective(config, vocabulary, mixture.references)
+    learner = Learner(model, contrast, objective, config.train.contrast_weight)
     views = tuple(config.model.views)
-    further = _unlabelled(config, dataset, store, views)
+    further = _unlabelled(config, mixture, store, views)
     if further is not None and contrast is None:
         raise ConfigError("photos without captions teach the contrastive loss only, and it is off: nothing to do.")
     return Setup(
         config,
         vocabulary,
         learner,
-        StoredPhotos(store, views, labelled, vocabulary, config.decode.max_words - 1, config.made_by),
+        StoredPhotos(
+            store, views, mixture.train, vocabulary, config.decode.max_words - 1, config.made_by, mixture.weights
+        ),
         further,
-        tuple(photo for photo in dataset.split(config.train.select_on) if photo.captions),
+        mixture.val,
         store,
-        _fingerprint(config, vocabulary, labelled, further),
+        _fingerprint(config, vocabulary, mixture, further),
     )
 
 
@@ -139,18 +145,17 @@ def _with_makers(config: Config, store: Store | ShardStore) -> Config:
     return replace(config, made_by={name: config.made_by.get(name) or made[name] for name in made})
 
 
-def _objective(config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo]) -> Objective:
+def _objective(config: Config, vocabulary: Vocabulary, references: Mapping[str, tuple[str, ...]]) -> Objective:
     train = config.train
     if train.objective == "xe":
         return CrossEntropy(train.label_smoothing)
-    references = {photo.id: photo.captions for photo in labelled}
     reward = CiderReward(references, train.reward_end, per_caption=train.reward_documents == "caption")
     rules = tuple(build_rules(config.decode, vocabulary))
     return SelfCritical(reward, vocabulary, rules, train.hypotheses, train.explore, config.decode.max_words)
 
 
 def _unlabelled(
-    config: Config, dataset: Dataset, store: Store | ShardStore, views: tuple[str, ...]
+    config: Config, mixture: Mixture, store: Store | ShardStore, views: tuple[str, ...]
 ) -> StoredPhotos | None:
     """Photos of another data set, or the training photos without captions"""
     if not config.train.unlabelled_batch:
@@ -160,7 +165,7 @@ def _unlabelled(
         photos = load_dataset(data.unlabelled).split("train")
         store = open_store(data.unlabelled_store or data.store)
     else:
-        photos = tuple(photo for photo in dataset.split("train") if not photo.captions)
+        photos = mixture.unlabelled
     if not photos:
         raise ConfigError(
             "train.unlabelled_batch asks for photos without captions, and there are none.\n"
@@ -169,11 +174,11 @@ def _unlabelled(
     return StoredPhotos(store, views, photos, vocabulary=None, made_by=config.made_by)
 
 
-def _fingerprint(
-    config: Config, vocabulary: Vocabulary, labelled: Sequence[Photo], further: StoredPhotos | None
-) -> str:
+def _fingerprint(config: Config, vocabulary: Vocabulary, mixture: Mixture, further: StoredPhotos | None) -> str:
     """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
-    facts = [settings, vocabulary.words, [photo.id for photo in labelled], further.ids if further else ()]
+    facts = [settings, vocabulary.words, [photo.id for photo in mixture.train], further.ids if further else ()]
+    if mixture.weights is not None:
+        facts.append(mixture.weights)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
