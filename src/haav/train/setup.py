@@ -178,7 +178,12 @@ def _fingerprint(config: Config, vocabulary: Vocabulary, mixture: Mixture, furth
     """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
-    facts = [settings, vocabulary.words, [photo.id for photo in mixture.train], further.ids if further else ()]
+    facts: list[object] = [
+        settings,
+        vocabulary.words,
+        [photo.id for photo in mixture.train],
+        further.ids if further else (),
+    ]
     if mixture.weights is not None:
         facts.append(mixture.weights)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
