@@ -17,7 +17,7 @@ from haav.evaluate.bleu import bleu, bleu_stats
 from haav.evaluate.chair import chair
 from haav.evaluate.cider import Cider
 from haav.evaluate.ngrams import NgramTable
-from haav.evaluate.reward import END, CiderReward
+from haav.evaluate.reward import END, CiderReward, similar_photos
 from haav.evaluate.rouge import rouge_l
 from haav.evaluate.scores import METRICS, SLOW, Metric, compare, evaluate
 from haav.evaluate.statistics import bootstrap_counts
@@ -200,6 +200,38 @@ def test_the_reward_is_ciderd_with_the_frequencies_of_all_photos(end_token: bool
             [expected] = slow_cider([own], [wanted[photo]], documents)
             assert found[row, column] == pytest.approx(expected, abs=1e-9)
     assert ("not counted" in reward.signature) != end_token
+
+
+def test_similar_photos_are_those_whose_references_share_rare_words() -> None:
+    references = [
+        [["a", "red", "bus"], ["the", "bus"]],
+        [["a", "dog"], ["a", "brown", "dog"]],
+        [["a", "blue", "bus"]],
+        [["a", "dog", "and", "a", "bus"]],
+    ]
+    nearest = similar_photos(references, 2, chunk=3)
+    assert nearest[0].tolist() == [2, 3]
+    assert nearest[1, 0] == 3
+    for row, others in enumerate(nearest.tolist()):
+        assert row not in others
+    assert similar_photos(references, 9).shape == (4, 3)
+    assert similar_photos(references[:1], 5).shape == (1, 0)
+
+
+def test_a_distinct_reward_takes_off_what_the_caption_earns_for_similar_photos() -> None:
+    captions, references = corpus(12, seed=5)
+    texts = {f"p{n}": [" ".join(words) for words in own] for n, own in enumerate(references)}
+    plain, distinct = CiderReward(texts), CiderReward(texts, distinct=0.5)
+    assert distinct.similar is not None
+    names = ["p4", "p9"]
+    beams = [[" ".join(captions[4]), " ".join(captions[5])], [" ".join(captions[9]), " ".join(captions[1])]]
+    rewards = distinct(names, beams)
+    for row, photo in enumerate((4, 9)):
+        for column in range(2):
+            own = plain([names[row]], [[beams[row][column]]])[0, 0]
+            others = [plain([f"p{other}"], [[beams[row][column]]])[0, 0] for other in distinct.similar[photo]]
+            assert rewards[row, column] == pytest.approx(own - 0.5 * sum(others) / len(others), abs=1e-9)
+    assert "similar photos" in distinct.signature
 
 
 def test_with_the_end_token_a_caption_that_stops_short_earns_less() -> None:

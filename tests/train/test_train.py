@@ -188,6 +188,18 @@ def test_self_critical_training_reaches_every_weight_in_bfloat16() -> None:
     assert "decoder.output.weight" in taught
 
 
+def test_self_critical_training_can_keep_imitating_people() -> None:
+    torch.manual_seed(1)
+    model, batch = tiny_model(**SILENT).train(), batch_of(random_views(), captions_with_ends())
+    both = replace(critic(), imitate=CrossEntropy(0.1), xe_weight=0.3)
+    losses, _ = Learner(model, None, both, 0.0)(StepInput([batch]))
+    scst, _ = Learner(model, None, critic(), 0.0)(StepInput([batch]))
+    xe, _ = Learner(model, None, CrossEntropy(0.1), 0.0)(StepInput([batch]))
+    assert_close(losses["loss"], scst["loss"] + 0.3 * xe["loss"])
+    assert_close(losses["scst"], scst["scst"])
+    assert_close(losses["xe"], xe["xe"])
+
+
 def test_photos_without_captions_have_the_contrastive_loss_only(tmp_path: Path) -> None:
     setup = prepare(toy("--data.label_fraction", "0.5", "--train.unlabelled_batch", "8"), tmp_path)
     assert len(setup.labelled) == 80

@@ -144,6 +144,10 @@ class TrainConfig:
     hypotheses: int = setting(5, "scst: captions of a photo that are compared", low=2)
     explore: str = setting("beam", "scst: where they come from", choices=("beam", "sample"))
     reward_end: bool = setting(True, "scst: the end of a caption counts as a word of it")
+    distinct: float = setting(
+        0.0, "scst: share of the CIDEr for similar photos that is subtracted from the reward", low=0
+    )
+    xe_weight: float = setting(0.0, "scst: weight of the cross-entropy on the captions by people", low=0)
     reward_documents: str = setting("photo", "scst: documents of CIDEr's frequencies", choices=("photo", "caption"))
     select_on: str = setting("val", "split that chooses the best model: val, never test", choices=("val",))
     patience: int = setting(0, "stop after so many evaluations without a better CIDEr; 0: never", low=0)

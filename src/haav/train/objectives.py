@@ -65,6 +65,9 @@ class SelfCritical:
     hypotheses: int
     explore: str
     max_words: int
+    imitate: CrossEntropy = CrossEntropy()
+    xe_weight: float = 0.0
+    """of the cross-entropy on the reference captions, which keeps words that no reward asks for"""
 
     def __call__(self, model: Haav, encoded: EncodedViews, batch: Batch) -> dict[str, Tensor]:
         training = model.training
@@ -79,11 +82,15 @@ class SelfCritical:
         word_logprobs = -F.cross_entropy(logits.float(), generated.tokens[real], reduction="none")
         logprobs = word_logprobs.new_zeros(real.shape).masked_scatter(real, word_logprobs).sum(dim=2)
         photos = torch.tensor(len(rewards), device=rewards.device)
-        return {
+        losses = {
             "scst": distributed.mean(self_critical(logprobs, rewards, generated.lengths) * photos, photos),
             "reward": distributed.mean(rewards.mean(dim=1).sum(), photos),
             "best reward": distributed.mean(rewards.amax(dim=1).sum(), photos),
         }
+        if self.xe_weight:
+            xe = self.imitate(model, encoded, batch)["xe"]
+            return {"objective": losses["scst"] + self.xe_weight * xe, **losses, "xe": xe}
+        return losses
 
     def score(self, photos: tuple[str, ...], tokens: Tensor) -> np.ndarray:
         """(B, K) CIDEr-D of captions as word ids (B, K, T)"""

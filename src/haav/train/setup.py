@@ -149,9 +149,12 @@ def _objective(config: Config, vocabulary: Vocabulary, references: Mapping[str, 
     train = config.train
     if train.objective == "xe":
         return CrossEntropy(train.label_smoothing)
-    reward = CiderReward(references, train.reward_end, per_caption=train.reward_documents == "caption")
+    reward = CiderReward(references, train.reward_end, train.reward_documents == "caption", train.distinct)
     rules = tuple(build_rules(config.decode, vocabulary))
-    return SelfCritical(reward, vocabulary, rules, train.hypotheses, train.explore, config.decode.max_words)
+    imitate = CrossEntropy(train.label_smoothing)
+    return SelfCritical(
+        reward, vocabulary, rules, train.hypotheses, train.explore, config.decode.max_words, imitate, train.xe_weight
+    )
 
 
 def _unlabelled(
