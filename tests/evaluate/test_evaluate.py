@@ -19,7 +19,7 @@ from haav.evaluate.cider import Cider
 from haav.evaluate.ngrams import NgramTable
 from haav.evaluate.reward import END, CiderReward, similar_photos
 from haav.evaluate.rouge import rouge_l
-from haav.evaluate.scores import METRICS, SLOW, Metric, compare, evaluate
+from haav.evaluate.scores import METRICS, SLOW, Metric, compare, evaluate, finds_own_photo
 from haav.evaluate.statistics import bootstrap_counts
 from haav.evaluate.wording import wording
 
@@ -200,6 +200,24 @@ def test_the_reward_is_ciderd_with_the_frequencies_of_all_photos(end_token: bool
             [expected] = slow_cider([own], [wanted[photo]], documents)
             assert found[row, column] == pytest.approx(expected, abs=1e-9)
     assert ("not counted" in reward.signature) != end_token
+
+
+def test_similarities_are_the_original_cider_of_all_pairs() -> None:
+    captions, references = corpus(15, seed=3)
+    cider = Cider(references)
+    captions = [*captions, ["never", "seen", "before"], []]
+    table = cider.similarities(captions)
+    for photo in range(len(references)):
+        slow = cider.score([photo] * len(captions), captions, plain=True)
+        np.testing.assert_allclose(table[:, photo], slow, atol=1e-9)
+
+
+def test_a_caption_finds_its_photo_among_the_photos_of_its_group() -> None:
+    references = [[["a", "red", "bus"]], [["a", "brown", "dog"]], [["two", "grey", "cats"]], [["a", "red", "bus"]]]
+    captions = [["a", "red", "bus"], ["a", "red", "bus"], ["grey", "cats"], ["bus"]]
+    cider = Cider(references)
+    assert finds_own_photo(captions, cider, candidates=4).tolist() == [0.5, 0, 1, 0.5]
+    assert finds_own_photo(captions, cider, candidates=2).tolist() == [1, 0, 1, 1]
 
 
 def test_similar_photos_are_those_whose_references_share_rare_words() -> None:

@@ -74,6 +74,32 @@ class Cider:
             cosine = cosine * np.exp(-(difference**2) / (2 * SIGMA**2))
         return np.asarray(10 * np.bincount(caption, weights=cosine, minlength=len(captions)) / np.maximum(pairs, 1))
 
+    def similarities(self, captions: Sequence[Caption]) -> NDArray[np.float64]:
+        """(captions, photos): original CIDEr of every caption with every photo.
+
+        It is a mean of cosines, so each n-gram that a caption shares with a reference contributes one product.
+        """
+        counts = self.table.count(captions)
+        weights, norms = self._vectors(counts)
+        scale = norms[counts.caption, counts.order]
+        shares = np.divide(weights, scale, out=np.zeros_like(weights), where=scale != 0)
+        photo, gram = np.divmod(self.key, self.table.size)
+        order = np.argsort(gram, kind="stable")
+        photo, gram, text = photo[order], gram[order], self.text[order]
+        scale = self.norms[text, gram & (ORDERS - 1)] * self.references[photo]
+        reference_shares = np.divide(self.weight[order], scale, out=np.zeros_like(scale), where=scale != 0)
+        known = np.flatnonzero(counts.gram < self.table.size)
+        low, high = (np.searchsorted(gram, counts.gram[known], side) for side in ("left", "right"))
+        total = np.zeros((len(captions), len(self.references)))
+        for caption in range(len(captions)):
+            start, stop = np.searchsorted(counts.caption[known], [caption, caption + 1])
+            matches = high[start:stop] - low[start:stop]
+            row = np.repeat(known[start:stop], matches)
+            match = np.arange(len(row)) + np.repeat(low[start:stop] - (np.cumsum(matches) - matches), matches)
+            products = shares[row] * reference_shares[match]
+            total[caption] = np.bincount(photo[match], weights=products, minlength=len(self.references))
+        return 10 * total / ORDERS
+
     def _vectors(self, counts: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """tf-idf of each n-gram of each caption, and (captions, 4) lengths of the vectors"""
         known = counts.gram < self.table.size

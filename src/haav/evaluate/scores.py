@@ -28,6 +28,9 @@ METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr",
 SLOW = ("METEOR", "SPICE")
 """metrics that can be skipped; the others take a second for thousands of photos"""
 RESAMPLES = 1000
+CANDIDATES = 1000
+RECALL = f"recall@1 of {CANDIDATES}"
+"""share of captions that are more like the references of their own photo than like those of any other of 1,000"""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ def _measure(
         Metric.mean("CIDEr-plain", cider.score(range(len(split)), split, plain=True)),
     ]
     reasons = dict.fromkeys(skip, "left out")
+    if len(said) >= CANDIDATES:
+        metrics.append(Metric.mean(RECALL, finds_own_photo(split, cider)))
     joined = [" ".join(words) for words in said]
     texts_of = [[" ".join(words) for words in texts] for texts in wanted]
     if "METEOR" not in skip:
@@ -176,6 +181,21 @@ def _measure(
         if reason:
             reasons["SPICE"] = reason
     return metrics, reasons
+
+
+def finds_own_photo(captions: Sequence[Sequence[str]], cider: Cider, candidates: int = CANDIDATES) -> Floats:
+    """(photos,): 1 where a caption is most similar to its own photo by original CIDEr, 1/n where n photos share the
+    first place.
+
+    Candidates are the photos of its group. Groups are consecutive and as even as possible.
+    """
+    groups = max(1, len(captions) // candidates)
+    hits = []
+    for group in np.array_split(np.arange(len(captions)), groups):
+        alike = cider.similarities([captions[photo] for photo in group])[:, group]
+        best = alike >= alike.max(axis=1, keepdims=True) - 1e-9
+        hits.append(np.diag(best) / best.sum(axis=1))
+    return np.concatenate(hits)
 
 
 def _at_spaces(words: list[str]) -> list[str]:
