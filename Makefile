@@ -8,12 +8,15 @@
 # make browser  Debian's Chromium for the tests of the page, if it is not there
 # make audit   known weaknesses of the packages that are installed, where their list can be reached
 # make bench   what is claimed about speed, as ratios in one run
+# make best    the shipped model from photos with captions: DATA=folder OUT=folder; run it again to go on
 
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+DATA ?= ../shared/data
+OUT ?= runs/best
 
-.PHONY: help setup caption lint docs test test-all browser audit bench
+.PHONY: help setup caption lint docs test test-all browser audit bench best
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -55,3 +58,6 @@ audit: setup
 
 bench: setup
 	$(VENV)/bin/python -m benchmarks
+
+best: setup
+	HAAV=$(CURDIR)/$(VENV)/bin/haav docs/experiments/best.sh $(DATA) $(OUT)

@@ -34,6 +34,9 @@ CONFIG = VitConfig(
     quick_gelu=True,
     mean=(0.48145466, 0.4578275, 0.40821073),
     std=(0.26862954, 0.26130258, 0.27577711),
+    # CLIP was trained on the class token alone. Patches before the last layer say more about the photo than those after
+    # it: captions score 11 CIDEr more (docs/experiments/2026-11-18-layers.md).
+    patch_layer=11,
 )
 SOURCES = "Give openai/clip-vit-base-patch16, a folder with it, or its model.safetensors."
 SMOOTHING = Path(__file__).with_name("clip_smoothing.safetensors")
@@ -45,7 +48,7 @@ def read_smoothing() -> dict[str, Tensor]:
 
 
 class ClipTower:
-    """Photos → hidden states of the last layer. The projection that compares photos with texts is not needed."""
+    """Photos → hidden states. The projection that compares photos with texts is not needed."""
 
     def __init__(self, source: str | Path | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`source`: None for the package index, or a hub name, folder or safetensors file with unquantised weights"""
@@ -68,7 +71,7 @@ def load_clip(source: str | Path | None = None, precision: str = "auto", device:
 
 
 def patch_map(hidden: Tensor) -> Tensor:
-    """(B, 197, D) → (B, D, 14, 14)"""
+    """Hidden states (B, 197, D) → (B, D, 14, 14), without the class token"""
     patches: Tensor = hidden[:, 1:].transpose(1, 2).unflatten(2, (GRID, GRID))
     return patches
 

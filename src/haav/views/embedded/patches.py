@@ -34,7 +34,7 @@ class ClipExtractor(Extractor):
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.name}-{clip.fingerprint_of(self.source)}-1"
+        return f"{self.name}-{clip.fingerprint_of(self.source)}-2"
 
 
 @extractors.register("patches")

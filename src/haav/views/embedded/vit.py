@@ -37,10 +37,12 @@ class VitConfig:
     """x · sigmoid(1.702 x) instead of the exact GELU"""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    patch_layer: int = 0
+    """layer whose patches are returned, counted from 1; 0: the last. The class token is always that of the last."""
 
 
 class VisionTransformer(nn.Module):
-    """Pixels → hidden states of the last layer: the class token first, then the patches row by row."""
+    """Pixels → hidden states: the class token first, then the patches row by row."""
 
     def __init__(
         self, config: VitConfig, state: State, precision: str = "float32", smooth: State | None = None
@@ -50,6 +52,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.precision = resolve_precision(precision)
+        self.patch_layer = config.patch_layer or config.layers
         mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
         # Normalising the pixels is folded into the patch convolution.
         kernel = state["patch.weight"]
@@ -67,7 +70,10 @@ class VisionTransformer(nn.Module):
         """Per photo, two per multiply-add: patch convolution, linear layers, both products of attention"""
         tokens, width = len(self.positions), self.config.width
         patches = 2 * (tokens - 1) * 3 * self.config.patch**2 * width
-        return (patches + self.config.layers * (24 * tokens * width**2 + 4 * tokens**2 * width)) / 1e9
+        layers = self.config.layers * (24 * tokens * width**2 + 4 * tokens**2 * width)
+        if self.patch_layer < self.config.layers:  # the last layer computes one token, with keys and values of all
+            layers -= (tokens - 1) * (18 * width**2 + 4 * tokens * width)
+        return (patches + layers) / 1e9
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
@@ -75,9 +81,13 @@ class VisionTransformer(nn.Module):
         x = F.conv2d(pixels.to(self.kernel), self.kernel, self.bias, self.config.patch).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.positions
         hidden: Tensor = self.pre_norm(x)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        patches = hidden[:, 1:]
+        for layer, block in enumerate(self.blocks, start=1):
+            class_token_only = self.patch_layer < layer == self.config.layers
+            hidden = block(hidden, outputs=1 if class_token_only else None)
+            if layer == self.patch_layer:
+                patches = hidden[:, 1:].clone()
+        return torch.cat([hidden[:, :1], patches], dim=1)
 
 
 class Block(nn.Module):
@@ -101,11 +111,13 @@ class Block(nn.Module):
         )
         self.divide_hidden = _frozen(1 / divide["fc2"]) if "fc2" in divide else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, D), changed in place"""
+    def forward(self, x: Tensor, outputs: int | None = None) -> Tensor:
+        """x (B, S, D), changed in place. With `outputs`, only so many tokens are computed, and x stays as it is."""
         batch, tokens, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
         queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        if outputs is not None:
+            x, queries = x[:, :outputs].clone(), queries[:, :, :outputs]
         context = F.scaled_dot_product_attention(queries, keys, values)
         x += self.out(context.transpose(1, 2).flatten(2)).view_as(x)
         hidden = self.fc1(self.norm2(x))
