@@ -4,7 +4,7 @@
 #
 #   docs/experiments/best.sh DATA OUT [PHOTOS [SETTING VALUE …]]
 #
-# DATA: a folder with coco/, coco-vinvl/ and flickr8k/ (docs/experiments/2026-11-18-best.md says what is in them)
+# DATA: a folder with coco/ and coco-vinvl/, each with photos in images-*.tar and captions in Karpathy's JSON
 # OUT: a folder for views, runs and the model
 # PHOTOS: train on the first so many photos of each data set, and select on a tenth as many (default: all)
 # SETTING VALUE: settings of all training runs, e.g. --model.d_model 32
@@ -12,6 +12,8 @@ set -euo pipefail
 data=$1 out=$2 photos=${3:-0}
 shift $(($# < 3 ? $# : 3))
 settings=("$@")
+sentences=60000
+[ "$photos" -eq 0 ] || sentences=$((10 * photos))
 haav=${HAAV:-haav}
 # Large buffers are kept by the allocator instead of being given back to the kernel after each product.
 export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000
@@ -30,7 +32,7 @@ step "what CLIP sees of every photo"
 
 step "text database and bridge: captions by people only, each with the photos it belongs to"
 [ -e "$texts/manifest.json" ] || "$haav" textdb --out "$texts" --captions "$coco,$vinvl" \
-    --text "$data/coco/train_captions_without_images.txt" --limit 60000
+    --text "$data/coco/train_captions_without_images.txt" --limit $sentences
 [ -e "$bridge/manifest.json" ] || "$haav" bridge --store "$store" --view patch_regions --dataset "$coco" \
     --textdb "$texts" --out "$bridge" --epochs 20 --folds 3
 "$haav" extract --images "$images" --store "$store" --views text_whole --bridge "$bridge" --textdb "$texts"
