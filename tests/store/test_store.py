@@ -126,7 +126,7 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
     with filled(tmp_path / "s") as store:
         with pytest.raises(StoreError, match="has no view 'things' of 'z.jpg'"):
             store.get("things", "z.jpg")
-        with pytest.raises(StoreError, match=r"\(1 of 2 asked for are missing\)"):
+        with pytest.raises(StoreError, match=r"\(1 of 2 photos are missing\)"):
             store.get_many("things", ["a.jpg", "z.jpg"])
         with pytest.raises(StoreError, match=r"unknown view 'thing'\. Did you mean 'things'"):
             store.get("thing", "a.jpg")
@@ -220,6 +220,16 @@ def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
         wanted = ["5.jpg", "0.jpg", "6.jpg"]
         found = zip(shards.get_many("things", wanted), store.get_many("things", wanted), strict=True)
         assert all(same(one, other) for one, other in found)
+
+
+def test_photos_and_views_that_shards_lack_are_named(tmp_path: Path) -> None:
+    with filled(tmp_path / "s") as store:
+        write_shards(store, ["things"], tmp_path / "out")
+    shards = open_store(tmp_path / "out")
+    with pytest.raises(StoreError, match=r"out has no view 'things' of 'nobody.jpg' \(1 of 2 photos are missing\)"):
+        shards.get_many("things", ["a.jpg", "nobody.jpg"])
+    with pytest.raises(StoreError, match=r"unknown view 'thngs'\. Did you mean 'things'"):
+        shards.get_many("thngs", ["a.jpg"])
 
 
 def test_damaged_shards_are_named(tmp_path: Path) -> None:
