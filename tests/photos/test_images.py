@@ -87,6 +87,25 @@ def test_arrays_and_pictures_are_fine() -> None:
             load_image(bad)
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_above_255_are_scaled_as_16_bits(dtype: type) -> None:
+    ramp = (np.arange(128) * 257).astype(dtype).reshape(8, 16)
+    assert np.array_equal(np.asarray(load_image(ramp))[..., 0], np.arange(128).reshape(8, 16))
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.full((4, 4, 3), 65536), "65536 to 65536"),
+        (np.array([[-1, 300]], dtype=np.int16), "-1 to 300"),
+        (np.array([[-1, 3]], dtype=np.int8), "-1 to 3"),
+    ],
+)
+def test_integers_that_are_no_pixels_are_refused(array: np.ndarray, says: str) -> None:
+    with pytest.raises(ImageError, match=f"{says}.* 0 to 255"):
+        load_image(array)
+
+
 def png_header(width: int, height: int) -> bytes:
     """A PNG that claims to be huge."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
