@@ -18,7 +18,7 @@ from PIL import Image
 
 from haav.cli.main import main
 from haav.errors import DataError, StoreError
-from haav.photos.sources import digests, find_photos
+from haav.photos.sources import digests, find_photos, photos_of
 from haav.store.lmdb import Store
 from haav.store.records import pack
 from haav.views.extract import extract
@@ -136,6 +136,18 @@ def test_photos_are_found_in_folders_tars_and_lists(tmp_path: Path) -> None:
     assert find_photos([photos / "001.jpg"])[0].id == "001.jpg"
     same = digests([*find_photos([tmp_path / "t.tar"]), *find_photos([photos])])
     assert same["deep/002.jpg"] == same["002.jpg"]
+
+
+def test_tar_files_are_known_by_their_ending_in_any_case(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", 1)
+    (tmp_path / "tars").mkdir()
+    path = tmp_path / "tars" / "PHOTOS.TAR"
+    with tarfile.open(path, "w") as tar:
+        tar.add(photos / "000.jpg", "000.jpg")
+    for source in (path, tmp_path / "tars"):
+        assert [ref.id for ref in find_photos([source])] == ["000.jpg"]
+        refs, fault = photos_of(str(source))
+        assert ([ref.id for ref in refs], fault) == (["000.jpg"], "")
 
 
 def test_sources_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
