@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -516,6 +517,28 @@ def test_missing_weights_are_not_made_up(folder: Path, models: Path) -> None:
     textdb = random_database(folder)
     with pytest.raises(ViewError, match=r"lacks 1 weights of CLIPVisionModelWithProjection \(first: visual_proj"):
         text_view(folder, "clip_text_whole", textdb)
+
+
+def test_threads_share_one_network_and_one_tokenizer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hub.find_hub_model(models / "clip", "of this test")  # not loaded by another test
+    loads: list[str] = []
+
+    def slowly(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            loads.append(name)
+            time.sleep(0.2)
+            return load(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("CLIPVisionModel", "AutoTokenizer"):
+        library_class = getattr(transformers, name)
+        monkeypatch.setattr(library_class, "from_pretrained", slowly(name, library_class.from_pretrained))
+    with ThreadPoolExecutor(8) as pool:
+        networks = list(pool.map(lambda _: hub.load_network(model, "CLIPVisionModel"), range(4)))
+        tokenizers = list(pool.map(lambda _: hub.load_tokenizer(model), range(4)))
+    assert sorted(loads) == ["AutoTokenizer", "CLIPVisionModel"]
+    assert len({id(network) for network in networks}) == len({id(tokenizer) for tokenizer in tokenizers}) == 1
 
 
 def test_damaged_weights_are_named(folder: Path) -> None:

@@ -8,15 +8,14 @@ A third party adds a view with a class like this and one line in its own pyproje
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, signature
 from types import MappingProxyType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -27,20 +26,7 @@ from haav.errors import ConfigError, HaavError, ViewError, unknown
 from haav.registry import Registry
 from haav.types import PhotoView, ViewSpec
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def load_once(load: Callable[P, T]) -> Callable[P, T]:
-    """`functools.cache` for networks: concurrent threads wait for a single load."""
-    lock, loaded = threading.Lock(), cache(load)
-
-    @wraps(load)
-    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
-        with lock:
-            return loaded(*args, **kwargs)  # type: ignore[arg-type]
-
-    return locked
 
 
 class PhotoBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors, 
 from haav.views.embedded.regions import CROPS
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
+from haav.weights.once import load_once
 
 
 def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
@@ -121,11 +122,11 @@ class TextNineExtractor(TextExtractor):
     name, crops, per_crop = "text_nine", "nine", 2
 
 
-@cache
+@load_once
 def _load_bridge(path: str) -> CrossFitted:
     return CrossFitted.load(path)
 
 
-@cache
+@load_once
 def load_textdb(path: str) -> TextDatabase:
     return TextDatabase.load(path)
