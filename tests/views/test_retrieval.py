@@ -227,8 +227,8 @@ def test_the_bridge_learns_what_can_be_learned(fitted: CrossFitted) -> None:
 def test_recall_counts_by_hand() -> None:
     vectors = torch.eye(4)
     queries = torch.tensor([[1.0, 0.5, 0, 0], [0, 0.5, 1.0, 0.7]])
-    found = recall(queries, vectors, [(1,), (0, 3)], at=(1, 2, 4))
-    assert found == {"recall@1": 0.0, "recall@2": 100.0, "recall@4": 100.0}
+    recalls = recall(queries, vectors, [(1,), (0, 3)], ranks=(1, 2, 4))
+    assert recalls == {"recall@1": 0.0, "recall@2": 100.0, "recall@4": 100.0}
 
 
 def test_a_bridge_survives_the_way_to_disk_and_damage_is_noticed(tmp_path: Path, fitted: CrossFitted) -> None:
