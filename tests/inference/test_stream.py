@@ -247,7 +247,9 @@ def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> N
     sizes = pack(model, tmp_path / "out", tmp_path / "bridge", tmp_path / "textdb")
     assert set(sizes) == {"model", "bridge", "textdb"}
     assert sizes["bridge"] < 0.2 * sum(file.stat().st_size for file in (tmp_path / "bridge").iterdir())
-    whole = haav.load(model, bridge=str(tmp_path / "bridge"), textdb=str(tmp_path / "textdb"))
+    whole = haav.load(
+        model, options=haav.ExtractorOptions(bridge=str(tmp_path / "bridge"), textdb=str(tmp_path / "textdb"))
+    )
     packed = haav.load(tmp_path / "out")
     for photo in (SAMPLES / "cat.jpg", SAMPLES / "coffee.jpg"):
         one, other = whole.caption(photo), packed.caption(photo)

@@ -21,7 +21,7 @@ from haav.errors import DataError, ViewError, WeightsError
 from haav.photos.sources import PhotoRef
 from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, ViewSpec, quiet
-from haav.views import Extractor, PhotoBatch, extractors
+from haav.views import Extractor, ExtractorOptions, PhotoBatch, extractors
 from haav.views.extract import extract
 from haav.views.retrieval import build
 from haav.views.retrieval.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
@@ -344,7 +344,7 @@ def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
     assert extractor.extract(stored)[0].labels == extractor.extract(live)[0].labels
     refs = [PhotoRef("p3.jpg", str(tmp_path / "not there: the store is enough"))]
     texts.save(tmp_path / "texts")
-    options = {"bridge": str(tmp_path / "bridge"), "textdb": str(tmp_path / "texts")}
+    options = ExtractorOptions(bridge=tmp_path / "bridge", textdb=tmp_path / "texts")
     assert not extract(refs, tmp_path / "s", ["text_five"], options, workers=1).failures
     with Store(tmp_path / "s") as store:
         assert store.get("text_five", "p3.jpg").labels == extractor.extract(live)[0].labels

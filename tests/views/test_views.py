@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from haav.photos.images import load_image
 from haav.photos.sources import find_photos
 from haav.store import Store
 from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, base, build_extractor, extractors, view_names
+from haav.views import Extractor, ExtractorOptions, PhotoBatch, base, build_extractor, extractors, view_names
 from haav.views.embedded import efficientnet, folded_conv, yolo
 from haav.views.embedded.grid import GridExtractor
 from haav.views.embedded.objects import MAX_OVERLAP, MIN_SCORE, suppress
@@ -289,6 +290,16 @@ class Halves(ColourExtractor):
             raise ZeroDivisionError("too narrow")
         return super().extract(photos)
 
+class Tinted(ColourExtractor):
+    name = "tinted"
+
+    def __init__(self, tint=1.0, device="cpu"):
+        super().__init__(device)
+        self.tint = tint
+
+    def extract(self, photos):
+        return [PhotoView(self.tint * view.tokens) for view in super().extract(photos)]
+
 class Fragile(ColourExtractor):
     name = "fragile"
 
@@ -316,6 +327,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     points = {
         "colours": "ColourExtractor",
         "halves": "Halves",
+        "tinted": "Tinted",
         "fragile": "Fragile",
         "grid": "Grid",
         "lazy": "Lazy",
@@ -380,13 +392,26 @@ def test_a_plug_in_that_fails_on_a_photo_leaves_the_other_views_their_photo(plug
 def test_options_that_no_view_takes_are_suggested() -> None:
     """Also where another extractor takes options, and where `__init__` has a local variable of that name"""
     with pytest.raises(ConfigError, match=r"unknown option of views 'clip_modle'\. Did you mean 'clip_model'"):
-        build_extractor("grid", clip_modle="x")
+        build_extractor("grid", ExtractorOptions(plugin={"clip_modle": "x"}))
     for local in ("config", "self", "args"):
         with pytest.raises(ConfigError, match="unknown option of views"):
-            build_extractor("grid", **{local: "x"})
-    assert build_extractor("grid", clip_model="x", bridge=None, textdb="y").name == "grid"
+            build_extractor("grid", ExtractorOptions(plugin={local: "x"}))
+    assert build_extractor("grid", ExtractorOptions(clip_model="x", bridge=None, textdb="y")).name == "grid"
     with pytest.raises(ConfigError, match="Did you mean 'textdb'"):
-        ViewExtractors({}, text_db="x")
+        ViewExtractors({}, options=ExtractorOptions(plugin={"text_db": "x"}))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_takes_options_of_its_own() -> None:
+    options = ExtractorOptions(precision="float32", plugin={"tint": 0.5})
+    batch = PhotoBatch(["r"], [Image.new("RGB", (9, 9), "red")])
+    assert_close(build_extractor("tinted", options).extract(batch)[0].tokens, torch.tensor([[0.5, 0.0, 0.0]]))
+    assert build_extractor("colours", options).name == "colours", "the option of another plug-in is ignored"
+
+
+def test_every_option_is_taken_by_an_extractor() -> None:
+    taken = {parameter for name in extractors for parameter in inspect.signature(extractors.get(name)).parameters}
+    assert {field.name for field in dataclasses.fields(ExtractorOptions)} - {"plugin"} == taken
 
 
 def test_every_extractor_declares_what_it_needs_and_gives() -> None:

@@ -25,7 +25,7 @@ from haav.cli.main import main
 from haav.errors import ConfigError, WeightsError
 from haav.pretrained import find_model
 from haav.types import quiet
-from haav.views import extractors, weights_of
+from haav.views import ExtractorOptions, extractors, weights_of
 from haav.views.retrieval.sentences import MiniLM
 from haav.weights import ARTEFACTS, Artefact, Member
 from helpers import ROOT
@@ -475,7 +475,7 @@ def test_every_view_runs_on_weights_of_the_table() -> None:
         assert set(extractors.get(name).weights) <= set(ARTEFACTS), name
     assert weights_of(["cells", "objects"]) == ("efficientnet-lite2", "yolov4-tiny")
     bridge = str(find_model("best") / "bridge")
-    assert weights_of(["text_whole"], bridge=bridge) == ("efficientnet-lite2", "yolov4-tiny")
+    assert weights_of(["text_whole"], ExtractorOptions(bridge=bridge)) == ("efficientnet-lite2", "yolov4-tiny")
     assert weights_of(["grid", "not_installed"]) == ("efficientnet-lite2",)
 
 

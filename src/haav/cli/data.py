@@ -25,37 +25,28 @@ def extract(
     detr_model: Annotated[str | None, "for detr_objects: a hub name or a folder"] = None,
     clip_source: Annotated[str | None, "for patch views: CLIP ViT-B/16 of the hub, a folder or a file"] = None,
     precision: Annotated[str | None, "for patch views: auto, float32, bfloat16 or int8"] = None,
-    device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
+    device: Annotated[str, "where networks run, e.g. cuda"] = "cpu",
     workers: Annotated[int | None, "processes (default: one per core)"] = None,
     batch: Annotated[int, "photos per batch"] = 8,
 ) -> int:
     """Turn photos into views and keep them; run it again to finish or to add a view."""
     from haav.cli import output
     from haav.photos import sources
-    from haav.views import DEFAULT_VIEWS, extract, weights_of
+    from haav.views import DEFAULT_VIEWS, ExtractorOptions, extract, weights_of
 
     made_by: MadeBy = {}
-    options = {
-        "bridge": bridge,
-        "textdb": textdb,
-        "clip_model": clip_model,
-        "clip_text_model": clip_text_model,
-        "detr_model": detr_model,
-        "clip_source": clip_source,
-        "precision": precision,
-        "device": device,
-    }
+    options = ExtractorOptions(device, precision, bridge, textdb, clip_source, clip_model, clip_text_model, detr_model)
     if model is not None:
         from haav.pretrained import find_model, read_config
-        from haav.views.live import own_texts
+        from haav.views.live import with_own_texts
 
         home = find_model(model)
         config = read_config(home)
         views, made_by = views or ",".join(config.model.views), config.made_by
-        options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
+        options = with_own_texts(options, home)
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
     refs = sources.find_photos(images.split(","))
-    fetch_weights(weights.find(name) for name in weights_of(chosen, **options))
+    fetch_weights(weights.find(name) for name in weights_of(chosen, options))
     with output.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     print(
@@ -80,7 +71,7 @@ def views() -> int:
 
 
 def import_features(
-    kind: Annotated[str, "bottom_up_tsv, bottom_up_npz, oscar_hdf5, vis_ctx_hdf5 or txt_ctx_hdf5"],
+    layout: Annotated[str, "bottom_up_tsv, bottom_up_npz, oscar_hdf5, vis_ctx_hdf5 or txt_ctx_hdf5"],
     source: Annotated[str, "the file, or folder of files"],
     *,
     store: Annotated[str, "view store to fill; made when it is not there"],
@@ -92,7 +83,7 @@ def import_features(
     from haav.views import importers
 
     with output.progress("photos") as progress:
-        summary = importers.import_features(kind, Path(source), store, view, id_template, progress)
+        summary = importers.import_features(layout, Path(source), store, view, id_template, progress)
     print(
         f"{store}: {summary.photos:,} photos imported, {summary.skipped:,} were there, {len(summary.failures)} failed."
     )

@@ -97,10 +97,11 @@ def _named(names: Sequence[str]) -> list[store.Artefact]:
             needed = [name]
         elif name == DEFAULT or Path(name).is_dir():
             from haav.pretrained import find_model, read_config
-            from haav.views import weights_of
-            from haav.views.live import own_texts
+            from haav.views import ExtractorOptions, weights_of
+            from haav.views.live import with_own_texts
 
-            needed = list(weights_of(read_config(name).model.views, **own_texts(find_model(name))))
+            options = with_own_texts(ExtractorOptions(), find_model(name))
+            needed = list(weights_of(read_config(name).model.views, options))
         else:
             raise ConfigError(unknown("weights", name, store.ARTEFACTS) + "\n  Or the folder of a model.")
         chosen |= {key: store.find(key) for key in needed}
