@@ -20,7 +20,7 @@ from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
 from haav.studies.explain import _without, explain
-from haav.studies.html import render
+from haav.studies.html import render_explanation
 from haav.text import BOS
 from haav.types import PhotoView
 from helpers import SAMPLES, save_model
@@ -141,7 +141,7 @@ def test_caption_explains_what_it_captions_also_from_standard_input(
 def test_no_caption_can_end_the_script_of_a_page() -> None:
     image = Image.new("RGB", (8, 8))
     data = {"caption": "</script><script>alert(1)</script>", "words": [], "views": {}, "without": {}, "alone": {}}
-    page = render("</title><b>", image, data)
+    page = render_explanation("</title><b>", image, data)
     assert page.count("</script>") == 2
     assert "</title><b>" not in page
 

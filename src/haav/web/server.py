@@ -164,7 +164,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             raise Refused(422, str(error)) from None
         title = fields["name"]
         if settings.format == "html":
-            text = await asyncio.to_thread(html.render, title, image, result)
+            text = await asyncio.to_thread(html.render_explanation, title, image, result)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
         return JSONResponse({"image": title, **result})
