@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,6 +75,20 @@ def test_describe_json_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["exponents"] == {"encoding": 1, "encoding_attention": 1, "memory": 1, "step": 1}
     assert set(data["flops"]) == {"encoding", "encoding_attention", "memory", "step"}
     assert set(data["growth"]) == {"1", "2", "4", "8", "16"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_an_imperative_and_a_noun_phrase_per_argument(verb: str) -> None:
+    first, _, rest = (inspect.getdoc(VERBS[verb]) or "").partition("\n")
+    assert re.fullmatch(r"(?!The |An? |One |What |How )[A-Z][a-z].{10,100}[.?]", first), first
+    assert not rest or rest.startswith("\n")
+    hints = typing.get_type_hints(VERBS[verb], include_extras=True)
+    for name, hint in hints.items():
+        if name in ("overrides", "return"):
+            continue
+        doc = next(arg for arg in (hint, *typing.get_args(hint)) if hasattr(arg, "__metadata__")).__metadata__[0]
+        assert re.fullmatch(r"[^\n]{4,100}[^.\n]", doc), (name, doc)
+        assert not re.match(r"(?i)(the|of|which|where|how|so many|at most) ", doc), (name, doc)
 
 
 def test_settings_can_be_given_with_dots_and_equals_signs(capsys: pytest.CaptureFixture[str]) -> None:

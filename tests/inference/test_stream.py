@@ -146,7 +146,7 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
     (folder / "broken.jpg").write_bytes((folder / "a.jpg").read_bytes())
     assert main(words) == 0, "what failed is tried again"
-    assert "3 captions, 2 of them were there; 0 failed" in capsys.readouterr().out
+    assert "3 captions, 2 of them kept; 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
     assert {Path(row["image"]).name for row in rows if "caption" in row} == {"a.jpg", "cat.png", odd}
     assert any("torn.tar" in row.get("error", "") for row in rows)
     assert main([*words, "--out", str(out)]) == 1
-    assert "3 captions, 3 of them were there" in capsys.readouterr().out
+    assert "3 captions, 3 of them kept" in capsys.readouterr().out
     assert main(words) == 1
 
 

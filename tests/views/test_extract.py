@@ -111,7 +111,7 @@ def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path:
     final = contents(store)["grid"]
     assert len(final) == 40
     assert known.items() <= final.items()
-    assert f"{40 - len(known)} photos extracted, {len(known)} were there, 0 failed" in done.stdout
+    assert f"{40 - len(known)} photos extracted, {len(known)} already stored, 0 failed" in done.stdout
     with Store(store) as opened:
         assert not [fault for _, fault in opened.verify("grid") if fault]
 
@@ -170,7 +170,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     (photos / "bad.jpg").write_text("")
     assert main(["extract", "--images", str(photos), "--store", store, "--workers", "1"]) == 1
     out = capsys.readouterr()
-    assert "2 photos extracted, 0 were there, 1 failed" in out.out
+    assert "2 photos extracted, 0 already stored, 1 failed" in out.out
     assert "failures.jsonl" in out.err
     assert main(["store", "info", store, "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
@@ -180,7 +180,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     assert main(["store", "export-webdataset", store, "--out", str(tmp_path / "w")]) == 0
     assert main(["store", "drop", store, "--view", "regions"]) == 0
     assert main(["store", "info", store]) == 0
-    assert "regions" not in capsys.readouterr().out.replace("'regions' is gone", "")
+    assert "regions" not in capsys.readouterr().out.replace("'regions' dropped", "")
     assert main(["store", "fly", store]) == 1
     assert "unknown action 'fly'" in capsys.readouterr().err
 

@@ -421,7 +421,7 @@ def test_the_command_lists_fetches_verifies_and_removes(listed: Artefact, capsys
     assert main(["weights"]) == 0
     assert re.search(r"tiny +│ +yes │ +0 │ CC0-1.0", capsys.readouterr().out)
     assert main(["weights", "verify"]) == 0
-    assert capsys.readouterr().out == "tiny: whole\n"
+    assert capsys.readouterr().out == "tiny: complete\n"
     flip(weights.folder(listed) / "net.bin")
     assert main(["weights", "verify"]) == 1
     assert "haav weights fetch tiny" in capsys.readouterr().err
