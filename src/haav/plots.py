@@ -46,7 +46,7 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: s
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     if curves:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, frameon=False)
     return figure
 
 
