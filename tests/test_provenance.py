@@ -77,8 +77,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos, two sets of texts, a store of either, and a model of the first"""
     place = tmp_path_factory.mktemp("world")
     photos = find_photos([SAMPLES])[:2]
-    for number, name in enumerate(("ours", "theirs")):
-        texts = make_texts(place / name, number)
+    for index, name in enumerate(("ours", "theirs")):
+        texts = make_texts(place / name, index)
         extract(photos, place / f"{name}-store", ["cells", "text_whole"], texts, workers=1)
     trained_on(place / "model", place / "ours-store")
     return place
@@ -104,16 +104,16 @@ def test_what_several_accept_is_what_each_accepts() -> None:
 def test_what_is_compact_remembers_what_it_was_made_from(world: Path, tmp_path: Path) -> None:
     bridge, texts = CrossFitted.load(world / "ours" / "bridge"), TextDatabase.load(world / "ours" / "textdb")
     assert (bridge.origin, texts.origin) == (bridge.fingerprint, texts.fingerprint)
-    for number in range(2):  # packed, and packed once more
+    for index in range(2):  # packed, and packed once more
         small, few = bridge.compact(), texts.compact()
         assert (small.origin, few.origin) == (bridge.origin, texts.origin)
         assert small.fingerprint != small.origin
         assert few.fingerprint != few.origin
-        small.save(tmp_path / f"{number}" / "bridge", half=True)
-        few.save(tmp_path / f"{number}" / "textdb", quantised=True)
+        small.save(tmp_path / f"{index}" / "bridge", half=True)
+        few.save(tmp_path / f"{index}" / "textdb", quantised=True)
         bridge, texts = (
-            CrossFitted.load(tmp_path / f"{number}" / "bridge"),
-            TextDatabase.load(tmp_path / f"{number}" / "textdb"),
+            CrossFitted.load(tmp_path / f"{index}" / "bridge"),
+            TextDatabase.load(tmp_path / f"{index}" / "textdb"),
         )
     whole = build_extractor("text_whole", texts_in(world / "ours"))
     rounded = build_extractor("text_whole", ExtractorOptions(bridge=bridge, textdb=texts))
@@ -175,9 +175,9 @@ def test_stored_views_are_those_that_the_model_was_trained_with(world: Path, tmp
 
 def test_a_store_by_a_packed_model_serves_it_and_those_trained_with_the_whole(world: Path, tmp_path: Path) -> None:
     ours, theirs = ([world / name / need for need in ("bridge", "textdb")] for name in ("ours", "theirs"))
-    for number in range(2):
+    for index in range(2):
         with pytest.raises(ViewError, match=r"another (bridge|textdb) of 'text_whole' than the one to pack"):
-            pack(world / "model", tmp_path / "packed", *(theirs[n] if n == number else ours[n] for n in range(2)))
+            pack(world / "model", tmp_path / "packed", *(theirs[n] if n == index else ours[n] for n in range(2)))
     pack(world / "model", tmp_path / "packed", *ours)
     assert (
         main(

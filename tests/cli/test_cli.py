@@ -147,7 +147,7 @@ def test_convert_writes_a_model_that_captions(capsys: pytest.CaptureFixture[str]
 
 def test_convert_reads_pth_without_running_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tensors = {k.removeprefix("weights."): v for k, v in load_file(GOLDEN).items() if k.startswith("weights.")}
-    words = [*SPECIAL, *(f"v{number}" for number in range(4, 61))]
+    words = [*SPECIAL, *(f"v{index}" for index in range(4, 61))]
     (tmp_path / "words.json").write_text(json.dumps(words))
     torch.save({"state_dict": {f"module.{k}": v for k, v in tensors.items()}, "epoch": 3}, tmp_path / "c.pth")
     code, _, err = run(

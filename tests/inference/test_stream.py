@@ -56,8 +56,8 @@ def folder(tmp_path: Path) -> Path:
 def test_paths_pictures_arrays_and_bytes_give_the_same_caption(captioner: Captioner, folder: Path) -> None:
     path = folder / "deep" / "cat.png"
     picture = Image.open(path)
-    kinds = [str(path), path, picture, np.asarray(picture), path.read_bytes()]
-    captions = captioner.caption(kinds)
+    photos = [str(path), path, picture, np.asarray(picture), path.read_bytes()]
+    captions = captioner.caption(photos)
     assert len({caption.text for caption in captions}) == 1
     assert isinstance(captioner.caption(path), Caption)
     assert captioner.caption(path).text == captions[0].text
@@ -196,7 +196,7 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 
     monkeypatch.setattr(captioner, "extract", look)
     cat = (SAMPLES / "cat.jpg").read_bytes()
-    items = [stream.PhotoItem(str(number), lambda: cat) for number in range(11)]
+    items = [stream.PhotoItem(str(index), lambda: cat) for index in range(11)]
     assert len(list(captioner.stream(items, batch=10))) == 11
     assert sizes == [10, 1]
 
@@ -204,8 +204,8 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 @pytest.mark.parametrize("options", [{}, {"method": "sample", "seed": 3}, {"method": "sample"}])
 def test_batches_side_by_side_say_what_they_say_one_by_one(captioner: Captioner, options: dict[str, object]) -> None:
     good = [file.read_bytes() for file in sorted(SAMPLES.glob("*.jpg"))]
-    photos = [b"broken" if number == 2 else good[number % len(good)] for number in range(7)]
-    items = [stream.PhotoItem(str(number), lambda data=data: data) for number, data in enumerate(photos)]
+    photos = [b"broken" if index == 2 else good[index % len(good)] for index in range(7)]
+    items = [stream.PhotoItem(str(index), lambda data=data: data) for index, data in enumerate(photos)]
     found: list[object] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)

@@ -36,17 +36,17 @@ CLIP_SIDE, PATCH, WIDTH, SHARED = 32, 8, 24, 12
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "layer_type": "basic"}
 
 
-def picture(number: int, size: tuple[int, int]) -> Image.Image:
+def picture(seed: int, size: tuple[int, int]) -> Image.Image:
     """Coloured blocks, so that crops and sizes make a difference"""
-    noise = np.random.default_rng(number).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    noise = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
 
 
-PICTURES = [picture(number, size) for number, size in enumerate(SIZES)]
+PICTURES = [picture(seed, size) for seed, size in enumerate(SIZES)]
 
 
 def batch(*pictures: Image.Image) -> PhotoBatch:
-    return PhotoBatch([f"{number}.jpg" for number in range(len(pictures))], pictures)
+    return PhotoBatch([f"{index}.jpg" for index in range(len(pictures))], pictures)
 
 
 @pytest.fixture(scope="session")
@@ -209,10 +209,10 @@ def test_photos_are_prepared_as_transformers_does(models: Path, name: str, proce
 
 def processor_class(name: str) -> Any:
     """transformers' processors of plain Pillow, which do without torchvision; a reference here, no dependency"""
-    kind = getattr(transformers, f"{name}ImageProcessorPil", None)
-    if kind is None:
+    pillow_class = getattr(transformers, f"{name}ImageProcessorPil", None)
+    if pillow_class is None:
         pytest.skip("this transformers has no Pillow processors to compare with")
-    return kind
+    return pillow_class
 
 
 def test_clip_is_prepared_without_a_preprocessor_file_too(folder: Path) -> None:

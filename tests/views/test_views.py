@@ -144,18 +144,18 @@ def test_detector_is_opencvs(photos: dict[str, Image.Image]) -> None:
     pixels = PhotoBatch(tuple(photos), list(photos.values())).pixels(yolo.SIZE)
     with torch.no_grad():
         ours = yolo.load_yolo()(pixels)
-    for number, picture in enumerate(pixels):
+    for index, picture in enumerate(pixels):
         image = np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
         network.setInput(cv2.dnn.blobFromImage(image, 1 / 255, (yolo.SIZE, yolo.SIZE)))
         theirs = torch.from_numpy(np.concatenate(network.forward(network.getUnconnectedOutLayersNames())))
         scores, order = theirs[:, 5:].max(dim=1).values.sort(descending=True)
-        mine, mine_order = ours.scores[number].max(dim=1).values.sort(descending=True)
+        mine, mine_order = ours.scores[index].max(dim=1).values.sort(descending=True)
         sure = int((scores > 0.25).sum())
         assert sure > 0
         assert_close(mine[:sure], scores[:sure], rtol=1e-3, atol=1e-3)
         centre, size = theirs[order[:sure], :2], theirs[order[:sure], 2:4]
         expected = torch.cat([centre - size / 2, centre + size / 2], dim=1)
-        assert_close(ours.boxes[number, mine_order[:sure]], expected, rtol=1e-3, atol=1e-3)
+        assert_close(ours.boxes[index, mine_order[:sure]], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_objects_are_what_one_sees(batch: PhotoBatch, photos: dict[str, Image.Image]) -> None:
@@ -416,8 +416,8 @@ def test_every_option_is_taken_by_an_extractor() -> None:
 
 def test_every_extractor_declares_what_it_needs_and_gives() -> None:
     for name in extractors:
-        kind = extractors.get(name)
-        assert set(kind.needs) <= {"bridge", "textdb"}
-        assert set(kind.needs) <= inspect.signature(kind).parameters.keys()
-        assert set(kind.gives) <= {"sentences", "boxes"}
-        assert ("sentences" in kind.gives) == ("textdb" in kind.needs)
+        extractor_class = extractors.get(name)
+        assert set(extractor_class.needs) <= {"bridge", "textdb"}
+        assert set(extractor_class.needs) <= inspect.signature(extractor_class).parameters.keys()
+        assert set(extractor_class.gives) <= {"sentences", "boxes"}
+        assert ("sentences" in extractor_class.gives) == ("textdb" in extractor_class.needs)
