@@ -216,7 +216,7 @@ def print_report(
 def print_control(study: str, changes: Mapping[str, Any]) -> None:
     """Print how the weight of a view changes when it is disturbed, with 95 % intervals."""
     columns = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
-    table = _table("view", "spoilt", "photos", *columns)
+    table = _table("view", "disturbed", "photos", *columns)
     for name, view in changes.items():
         if study == "noise":
             rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}

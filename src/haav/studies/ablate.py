@@ -200,7 +200,7 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
     if differ:
         changes = ", ".join(f"{name} {known.get(name)} instead of {settings.get(name)}" for name in differ)
         raise TrainingError(
-            f"{place} was begun with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
+            f"{place} was started with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
         )
 
 

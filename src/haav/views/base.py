@@ -219,7 +219,7 @@ def build_extractor(name: str, options: ExtractorOptions | None = None) -> Extra
     if extractor_class is None:
         for plugin in broken_plugins():
             if plugin.view == name:
-                raise ViewError(f"{plugin}.\n  Mend or uninstall the package; other views work without it.")
+                raise ViewError(f"{plugin}.\n  Fix or uninstall the package; other views work without it.")
         raise ConfigError(
             unknown("view", name, extractors) + "".join(f"\n  Broken: {plugin}." for plugin in broken_plugins())
         )

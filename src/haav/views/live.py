@@ -96,7 +96,7 @@ class ViewExtractors:
                         f"this model was trained on another '{name}' than the one installed: {self.specs[name]} "
                         f"instead of {extractor.spec}."
                     )
-                check_made_by(self.made_by, {name: extractor.origin}, "the one that looks at photos")
+                check_made_by(self.made_by, {name: extractor.origin}, "the one installed")
                 self._made[name] = extractor
             return self._made[name]
 
@@ -111,9 +111,9 @@ def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -
         origin, other_origin = read_origin(path), read_origin(other_path)
         if origin != other_origin:
             raise ViewError(
-                f"these models bring a different {need} for '{view}':\n"
+                f"these models have a different {need} for '{view}':\n"
                 f"  {path}  {origin}\n  {other_path}  {other_origin}\n"
-                "  An ensemble looks at a photo once. Train its members on one store."
+                "  An ensemble extracts each view once. Train its members on one store."
             )
 
 
