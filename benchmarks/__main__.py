@@ -78,10 +78,10 @@ def photos() -> dict[str, Any]:
 
 def reward() -> dict[str, Any]:
     """200 captions (40 photos × 5), 5 references each, document frequency of 25,000 captions: against pycocoevalcap"""
-    references = {f"p{number}": texts for number, texts in enumerate(random_captions(5000, 5))}
+    references = {f"p{index}": texts for index, texts in enumerate(random_captions(5000, 5))}
     score = CiderReward(references, end_token=False)
     photos = list(references)[:40]
-    captions = [references[f"p{number + 1}"] for number in range(40)]
+    captions = [references[f"p{index + 1}"] for index in range(40)]
     fast = seconds(lambda: score(photos, captions), times=20)
     found = {"what": "reward of 200 captions, 25,000 captions of document frequency", "haav, ms": 1000 * fast}
     if shutil.which("java") is None:
@@ -102,7 +102,7 @@ def reward() -> dict[str, Any]:
 
 def scoring() -> dict[str, Any]:
     """BLEU, ROUGE-L and CIDEr of 5,000 photos with five references, tokenised, without and with the intervals"""
-    references = {f"p{number}": texts for number, texts in enumerate(random_captions(5000, 5))}
+    references = {f"p{index}": texts for index, texts in enumerate(random_captions(5000, 5))}
     captions = {photo: texts[0] for photo, texts in references.items()}
     plain = seconds(lambda: evaluate(captions, references, skip=SLOW, resamples=1), times=2)
     whole = seconds(lambda: evaluate(captions, references, skip=SLOW), times=1)

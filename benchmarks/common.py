@@ -29,7 +29,9 @@ def end_after(model: Any, write: Callable[[], Generated], words: int) -> None:
     write()
     hook.remove()
     states = torch.cat(seen)
-    wanted = torch.cat([torch.full((len(part),), 15.0 if at >= words else -15.0) for at, part in enumerate(seen)])
+    wanted = torch.cat(
+        [torch.full((len(part),), 15.0 if position >= words else -15.0) for position, part in enumerate(seen)]
+    )
     gram = states.T @ states + 1e-2 * torch.eye(states.shape[1])
     with torch.no_grad():
         model.decoder.output.weight[EOS] = torch.linalg.solve(gram, states.T @ wanted)

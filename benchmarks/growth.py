@@ -37,7 +37,7 @@ def measure(encoding: str, count: int) -> dict[str, float]:
     torch.manual_seed(0)
     config = load_config("best")
     spec = ViewSpec(WIDTH, TOKENS)
-    views_of = {f"view{number}": spec for number in range(count)}
+    views_of = {f"view{index}": spec for index in range(count)}
     sizes = replace(config.model, views=views_of, vocabulary_size=6000, encoding=encoding, aggregator="auto")
     config, problems = resolve(replace(config, model=sizes, contrast=replace(config.contrast, enabled=False)))
     assert not problems, problems
@@ -78,7 +78,7 @@ def _views(count: int) -> Views:
     blank = blank_view(ViewSpec(WIDTH, TOKENS))
     mask = blank.mask.expand(PHOTOS, -1)
     return {
-        f"view{number}": replace(blank, tokens=torch.randn(PHOTOS, TOKENS, WIDTH), mask=mask) for number in range(count)
+        f"view{index}": replace(blank, tokens=torch.randn(PHOTOS, TOKENS, WIDTH), mask=mask) for index in range(count)
     }
 
 
@@ -94,18 +94,18 @@ def growth() -> dict[str, Any]:
         "what": f"{PHOTOS} photos, views of {TOKENS} tokens × {WIDTH}; XE step with {CAPTIONS} captions a photo; beam 5"
     }
     for encoding in ENCODINGS:
-        at: dict[int, dict[str, float]] = {}
+        per_count: dict[int, dict[str, float]] = {}
         for count in COUNTS:
             words = [sys.executable, "-m", __spec__.name, encoding, str(count)]
             done = subprocess.run(words, check=True, capture_output=True, text=True)
-            own = at[count] = json.loads(done.stdout)
+            own = per_count[count] = json.loads(done.stdout)
             found[f"{encoding}, {count} views"] = (
                 f"{own['parameters'] / 1e6:.1f} M parameters; "
                 f"training {PHOTOS * CAPTIONS / own['step']:.1f} captions/s, {own['memory']:.2f} GB; "
                 f"beam 5 {1 / own['caption']:.1f} captions/s; {own['flops'] / 1e9:.2f} GFLOP a photo"
             )
         for name in ("step", "caption", "memory", "flops", "attention"):
-            found[f"{encoding}, power of |V|: {name}"] = exponent([at[count][name] for count in COUNTS[1:]])
+            found[f"{encoding}, power of |V|: {name}"] = exponent([per_count[count][name] for count in COUNTS[1:]])
     return found
 
 

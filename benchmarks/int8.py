@@ -128,11 +128,11 @@ def captions(dataset: str, images: str, count: int) -> dict[str, Any]:
 def _samples() -> list[Any]:
     files = sorted(str(file) for file in resources.files("haav").joinpath("samples").iterdir() if ".jpg" in file.name)
     images = [load_image(file) for file in files]
-    return [images[number % len(images)] for number in range(8)]
+    return [images[index % len(images)] for index in range(8)]
 
 
 def _photos(images: list[Any]) -> PhotoBatch:
-    return PhotoBatch([str(number) for number in range(len(images))], images)
+    return PhotoBatch([str(index) for index in range(len(images))], images)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def resident() -> float:
     return int(fields["VmRSS"].split()[0]) / 1000
 
 
-def client(number: int) -> None:
+def client(first: int) -> None:
     with httpx.Client(timeout=120) as session:
-        sent = number
+        sent = first
         while time.monotonic() < end:
             started = time.monotonic()
             try:
@@ -55,7 +55,7 @@ def client(number: int) -> None:
             sent += 1
 
 
-threads = [threading.Thread(target=client, args=(number,)) for number in range(options.clients)]
+threads = [threading.Thread(target=client, args=(first,)) for first in range(options.clients)]
 for thread in threads:
     thread.start()
 while any(thread.is_alive() for thread in threads):

@@ -25,7 +25,7 @@ def loading() -> dict[str, Any]:
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as folder, Store(folder, write=True) as store:
             _fill(store, count)
-            photos = [Photo(str(number), "train") for number in range(count)]
+            photos = [Photo(str(index), "train") for index in range(count)]
             stored = StoredPhotos(store, list(VIEWS), photos, vocabulary=None)
             rows = list(ShuffledBatches(count, BATCH))[:BATCHES]
             took[count] = seconds(lambda stored=stored, rows=rows: [stored[own] for own in rows], 3) / BATCHES
@@ -42,8 +42,8 @@ def loading() -> dict[str, Any]:
 def _fill(store: Store, count: int) -> None:
     for name, (spec, tokens) in VIEWS.items():
         store.add_view(name, ViewManifest(spec, "random"))
-        for at in range(0, count, BATCH):
-            store.put(name, {str(number): _random_view(spec, tokens) for number in range(at, at + BATCH)})
+        for start in range(0, count, BATCH):
+            store.put(name, {str(index): _random_view(spec, tokens) for index in range(start, start + BATCH)})
 
 
 def _random_view(spec: Any, tokens: int) -> PhotoView:

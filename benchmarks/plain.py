@@ -85,8 +85,8 @@ def _step(model: Haav, tokens: Tensor, past: list[Tensor], memory: Tensor, mask:
     x = decoder.words(tokens[:, -1:]) + decoder.positions[tokens.shape[1]]
     known: list[Tensor] = []
     captions, views, layers = memory.shape[:3]
-    for number, layer in enumerate(decoder.layers):
-        known.append(torch.cat([past[number], x], dim=1) if past else x)
+    for index, layer in enumerate(decoder.layers):
+        known.append(torch.cat([past[index], x], dim=1) if past else x)
         word = _attend(layer.attention, x, known[-1], None)
         asking = word.repeat_interleave(views, dim=0)
         seen = mask.flatten(0, 1)[:, None]

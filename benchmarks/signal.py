@@ -55,8 +55,8 @@ def _measure(recipe: str, flags: Mapping[str, str], folder: Path) -> Iterable[tu
     optimizer = torch.optim.AdamW(model.parameters())
     batches = ShuffledBatches(len(setup.labelled), PHOTOS, drop_last=True)
     for step in range(max(STEPS) + 1):
-        batches.epoch, number = divmod(step, len(batches))
-        batch = setup.labelled[list(batches)[number]]
+        batches.epoch, index = divmod(step, len(batches))
+        batch = setup.labelled[list(batches)[index]]
         optimizer.zero_grad(set_to_none=True)
         loss(model.train(), model.encode(batch.views), batch)["xe"].backward()
         if step in STEPS:

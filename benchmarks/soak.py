@@ -68,11 +68,11 @@ def serve(seconds: float) -> int:
     ending = threading.Event()
 
     def client(first: int) -> None:
-        number = first
+        request = first
         while not ending.is_set():
-            number += 1
-            files = {"image": ("a.jpg", photos[number % len(photos)], "image/jpeg")}
-            fields = {"explain": "true"} if number % 5 == 0 else {}
+            request += 1
+            files = {"image": ("a.jpg", photos[request % len(photos)], "image/jpeg")}
+            fields = {"explain": "true"} if request % 5 == 0 else {}
             try:
                 done.append(
                     httpx.post(f"http://127.0.0.1:{port}/v1/caption", files=files, data=fields, timeout=90).status_code
@@ -80,7 +80,7 @@ def serve(seconds: float) -> int:
             except httpx.TransportError:
                 time.sleep(1)
 
-    clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
+    clients = [threading.Thread(target=client, args=(index,), daemon=True) for index in range(4)]
     for one in clients:
         one.init_cache()
     failed = watch(process, seconds, done)

@@ -39,11 +39,11 @@ def towers() -> dict[str, Any]:
 def measure(name: str, precision: str) -> dict[str, float]:
     samples = resources.files("haav").joinpath("samples")
     images = [load_image(str(file)) for file in sorted(samples.iterdir(), key=str) if file.name.endswith(".jpg")]
-    eight = [images[number % len(images)] for number in range(8)]
+    eight = [images[index % len(images)] for index in range(8)]
     tower, exact = (TOWERS[name](precision=each) for each in (precision, "float32"))
 
     def photos(pictures: list[Any]) -> PhotoBatch:
-        return PhotoBatch([str(number) for number in range(len(pictures))], pictures)
+        return PhotoBatch([str(index) for index in range(len(pictures))], pictures)
 
     near = F.cosine_similarity(tower.hidden(photos(images)), exact.hidden(photos(images)), dim=-1)
     rate = 8 / seconds(lambda: tower.hidden(photos(eight)))

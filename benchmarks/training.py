@@ -44,7 +44,7 @@ class Bench:
         sizes = self.config.model
         if silent:
             sizes = replace(sizes, dropout=0.0, channel_dropout=0.0, token_dropout=0.0, view_dropout=0.0)
-        self.ids = tuple(f"p{number}" for number in range(photos))
+        self.ids = tuple(f"p{index}" for index in range(photos))
         self.views = release_views(self.config, photos)
         self.captions = torch.randint(len(SPECIAL), sizes.vocabulary_size, (photos, 5, 13))
         self.captions[:, :, 0] = BOS
@@ -87,7 +87,7 @@ class Bench:
         """Five beams that end after ten words or so, as a trained model's do; some of them are the references."""
         self.model.eval()
         end_after(self.model, self.write, words=10)
-        named = (f"w{number}" for number in range(self.config.model.vocabulary_size - len(SPECIAL)))
+        named = (f"w{index}" for index in range(self.config.model.vocabulary_size - len(SPECIAL)))
         vocabulary = Vocabulary((*SPECIAL, *named))
         written = self.write().tokens[:, 1::2].tolist()
         texts = [[" ".join(vocabulary.decode(words)) for words in photo] for photo in written]

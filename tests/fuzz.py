@@ -43,22 +43,22 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     """A few changes: bytes, cuts, copies, insertions"""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        at = rng.randrange(len(changed) + 1)
+        position = rng.randrange(len(changed) + 1)
         size = rng.choice((1, 1, 2, 8, 64))
         what = rng.randrange(6)
-        if what == 0 and at < len(changed):
-            changed[at] = rng.randrange(256)
-        elif what == 1 and at < len(changed):
-            changed[at] ^= 1 << rng.randrange(8)
+        if what == 0 and position < len(changed):
+            changed[position] = rng.randrange(256)
+        elif what == 1 and position < len(changed):
+            changed[position] ^= 1 << rng.randrange(8)
         elif what == 2:
-            del changed[at : at + size]
+            del changed[position : position + size]
         elif what == 3:
-            changed[at:at] = rng.choice(TOKENS)
+            changed[position:position] = rng.choice(TOKENS)
         elif what == 4:
             source = rng.randrange(len(changed) + 1)
-            changed[at : at + size] = changed[source : source + size]
+            changed[position : position + size] = changed[source : source + size]
         elif rng.random() < 0.3:
-            del changed[at:]
+            del changed[position:]
     return bytes(changed)
 
 
@@ -69,7 +69,7 @@ def pictures(folder: Path) -> Check:
 
     image = Image.effect_mandelbrot((60, 40), (-2, -1.5, 1, 1.5), 40).convert("RGB")
     corpus = []
-    for kind, options in {
+    for file_format, options in {
         "JPEG": {},
         "PNG": {},
         "WEBP": {},
@@ -80,7 +80,7 @@ def pictures(folder: Path) -> Check:
         "AVIF": {},
     }.items():
         buffer = io.BytesIO()
-        image.save(buffer, kind, **options)
+        image.save(buffer, file_format, **options)
         corpus.append(buffer.getvalue())
     return lambda rng: load_image(mutate(rng.choice(corpus), rng), 10_000_000) and None
 
@@ -185,7 +185,7 @@ def stores(folder: Path) -> Check:
     spec = ViewSpec(7, 5, {"row": 5}, True)
     with Store(folder / "store", write=True) as store:
         store.add_view("toy", ViewManifest(spec, "fingerprint", "CC0"))
-        store.put("toy", {f"photo {number}": view for number in range(6)})
+        store.put("toy", {f"photo {index}": view for index in range(6)})
         write_shards(store, ["toy"], folder / "shards", 3)
     shard = sorted((folder / "shards").glob("*.tar"))[0].read_bytes()
 
@@ -209,7 +209,7 @@ def store_files(folder: Path) -> Check:
     _quiet_torch()
     with Store(folder / "store", write=True) as store:
         store.add_view("toy", ViewManifest(ViewSpec(7, 5), "fingerprint", "CC0"))
-        store.put("toy", {f"photo {number}": PhotoView(torch.randn(5, 7)) for number in range(60)})
+        store.put("toy", {f"photo {index}": PhotoView(torch.randn(5, 7)) for index in range(60)})
     (folder / "store" / "lock.mdb").unlink(missing_ok=True)
 
     def load(place: Path) -> None:
@@ -297,7 +297,7 @@ def requests(folder: Path) -> Check:
         + b'\r\n--x\r\nContent-Disposition: form-data; name="beam"\r\n\r\n1\r\n--x--\r\n'
     )
     body = json.dumps({"image": base64.b64encode(small.getvalue()).decode(), "beam": 1, "views": ["cells"]}).encode()
-    kinds = [b"multipart/form-data; boundary=x", b"application/json"]
+    content_types = [b"multipart/form-data; boundary=x", b"application/json"]
     paths = [
         "/v1/caption",
         "/v1/caption",
@@ -314,12 +314,19 @@ def requests(folder: Path) -> Check:
         whole = (form, body)[which]
         head = whole[:160]
         data = mutate(head, rng) + whole[160:] if rng.random() < 0.7 else mutate(whole, rng)
-        kind = kinds[which] if rng.random() < 0.9 else mutate(kinds[which], rng).replace(b"\r", b"").replace(b"\n", b"")
+        content_type = (
+            content_types[which]
+            if rng.random() < 0.9
+            else mutate(content_types[which], rng).replace(b"\r", b"").replace(b"\n", b"")
+        )
         path = rng.choice(paths)
         if rng.random() < 0.2:
             path = "/" + quote(mutate(path.encode(), rng).lstrip(b"/"), safe="/%?&.")[:2000]
         answer = client.request(
-            rng.choice(("POST", "POST", "POST", "GET", "PUT")), path, content=data, headers={b"content-type": kind}
+            rng.choice(("POST", "POST", "POST", "GET", "PUT")),
+            path,
+            content=data,
+            headers={b"content-type": content_type},
         )
         assert answer.status_code < 500 or answer.status_code == 504, (answer.status_code, answer.text[:300])
 
@@ -396,19 +403,19 @@ def work(kind: str, first: int, cases: int, said: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         check = (KINDS | FAULTS)[kind](Path(folder))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        for number in range(first, first + cases):
-            said.send(("at", number, ""))
+        for case in range(first, first + cases):
+            said.send(("at", case, ""))
             started, outcome = time.monotonic(), "taken"
             try:
-                check(random.Random(f"{kind} {number}"))
+                check(random.Random(f"{kind} {case}"))
             except HaavError:
                 outcome = "refused"
             except BaseException:
                 outcome = "FAILED"
-                said.send(("failed", number, traceback.format_exc(limit=-4)))
+                said.send(("failed", case, traceback.format_exc(limit=-4)))
             if time.monotonic() - started > SECONDS:
-                said.send(("failed", number, f"took {time.monotonic() - started:.1f} s"))
-            said.send((outcome, number, ""))
+                said.send(("failed", case, f"took {time.monotonic() - started:.1f} s"))
+            said.send((outcome, case, ""))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         said.send(("peak", 0, f"{peak:.2f}"))
 
@@ -416,38 +423,42 @@ def work(kind: str, first: int, cases: int, said: Any) -> None:
 def fuzz(kind: str, cases: int, first: int = 0) -> dict[str, Any]:
     """Cases by outcome, and what failed"""
     context = multiprocessing.get_context("spawn")
-    found: dict[str, Any] = {"kind": kind, "taken": 0, "refused": 0, "failures": [], "peak GB": "–"}
-    end, at = first + cases, first
-    while at < end:
+    outcome: dict[str, Any] = {"kind": kind, "taken": 0, "refused": 0, "failures": [], "peak GB": "–"}
+    end, begin = first + cases, first
+    while begin < end:
         listen, said = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(kind, at, end - at, said))
+        process = context.Process(target=work, args=(kind, begin, end - begin, said))
         process.start()
         said.close()
-        last, begun = at, False
+        last, begun = begin, False
         while True:
             try:
                 if not listen.poll(6 * SECONDS if begun else 120):
                     process.kill()
-                    found["failures"].append((last, "hangs"))
+                    outcome["failures"].append((last, "hangs"))
                     break
-                what, number, text = listen.recv()
+                what, case, text = listen.recv()
             except EOFError:
                 break
             if what == "at":
-                last, begun = number, True
+                last, begun = case, True
             elif what == "failed":
-                found["failures"].append((number, text))
+                outcome["failures"].append((case, text))
             elif what == "peak":
-                found["peak GB"] = text
-            elif what in found:
-                found[what] += 1
+                outcome["peak GB"] = text
+            elif what in outcome:
+                outcome[what] += 1
         process.join()
         if process.exitcode and process.exitcode > 0 and not begun:
             raise RuntimeError(f"{kind} does not begin: exit code {process.exitcode}")
-        if process.exitcode and process.exitcode < 0 and (not found["failures"] or found["failures"][-1][0] != last):
-            found["failures"].append((last, f"died of signal {-process.exitcode}"))
-        at = end if process.exitcode == 0 else last + 1
-    return found
+        if (
+            process.exitcode
+            and process.exitcode < 0
+            and (not outcome["failures"] or outcome["failures"][-1][0] != last)
+        ):
+            outcome["failures"].append((last, f"died of signal {-process.exitcode}"))
+        begin = end if process.exitcode == 0 else last + 1
+    return outcome
 
 
 if __name__ == "__main__":
@@ -464,7 +475,7 @@ if __name__ == "__main__":
             f"{result['refused']:,} refused, {len(result['failures'])} failed, peak {result['peak GB']} GB",
             flush=True,
         )
-        for number, text in result["failures"][:5]:
-            print(f"  case {number}: {text}")
+        for index, text in result["failures"][:5]:
+            print(f"  case {index}: {text}")
     print(f"{total:,} cases, {failed} failed")
     raise SystemExit(1 if failed else 0)

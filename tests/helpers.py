@@ -135,9 +135,9 @@ def tiny_captioner(folder: Path, decode: dict[str, Any], **model: Any) -> Captio
 
 def make_photos(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        pixels = np.random.default_rng(number).integers(0, 255, (12, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((64, 48)).save(folder / f"{number:03d}.jpg")
+    for index in range(count):
+        pixels = np.random.default_rng(index).integers(0, 255, (12, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((64, 48)).save(folder / f"{index:03d}.jpg")
     return folder
 
 

@@ -67,7 +67,7 @@ def test_extraction_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
     assert 0 < len(kept) < 12
     done = run(*words)
     assert done.returncode == 0, done.stderr
-    assert f"{12 - len(kept)} photos extracted, {len(kept)} were there, 0 failed" in done.stdout
+    assert f"{12 - len(kept)} photos extracted, {len(kept)} already stored, 0 failed" in done.stdout
 
 
 def test_two_extractions_into_one_store_end_whole(tmp_path: Path) -> None:

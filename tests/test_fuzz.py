@@ -41,11 +41,11 @@ def test_every_kind_is_part_of_the_long_run() -> None:
 @pytest.mark.parametrize(("kind", "says"), [("raises", "ZeroDivisionError"), ("crashes", "died of signal 11")])
 def test_what_goes_wrong_is_seen_case_by_case(kind: str, says: str) -> None:
     failures = fuzz(kind, 2, first=7)["failures"]
-    assert [number for number, _ in failures] == [7, 8]
+    assert [index for index, _ in failures] == [7, 8]
     assert all(says in text for _, text in failures)
 
 
 def test_mutations_change_what_they_are_given_and_can_be_repeated() -> None:
-    changed = [mutate(b"0123456789" * 10, random.Random(number)) for number in range(200)]
+    changed = [mutate(b"0123456789" * 10, random.Random(index)) for index in range(200)]
     assert len(set(changed)) > 150
-    assert changed == [mutate(b"0123456789" * 10, random.Random(number)) for number in range(200)]
+    assert changed == [mutate(b"0123456789" * 10, random.Random(index)) for index in range(200)]

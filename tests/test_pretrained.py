@@ -121,8 +121,8 @@ def test_a_damaged_file_loads_or_gives_a_checkpoint_error(tmp_path_factory: pyte
     file = folder / data.draw(st.sampled_from(FILES))
     whole = bytearray(file.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, min(len(whole) - 1, 3000)))
-        whole[at] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, min(len(whole) - 1, 3000)))
+        whole[position] = data.draw(st.integers(0, 255))
     file.write_bytes(whole)
     with contextlib.suppress(CheckpointError):
         assert Captioner.from_pretrained(folder).caption_views(random_views())

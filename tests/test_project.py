@@ -138,8 +138,8 @@ def test_changelog_and_citation_are_of_this_version() -> None:
 
 
 def test_the_changelog_is_kept_as_keep_a_changelog_says() -> None:
-    kinds = set(re.findall(r"^### (.+)$", CHANGELOG, re.MULTILINE))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    headings = set(re.findall(r"^### (.+)$", CHANGELOG, re.MULTILINE))
+    assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     links = dict(re.findall(r"^\[(.+?)\]: (\S+)$", CHANGELOG, re.MULTILINE))
     assert links.keys() == set(re.findall(r"^## \[(.+?)\]", CHANGELOG, re.MULTILINE))
     assert [line for line in CHANGELOG.splitlines() if len(line) > 100 and not line.startswith("[")] == []

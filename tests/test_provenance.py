@@ -28,7 +28,7 @@ from haav.pretrained import read_config
 from haav.store import Store, open_store, shards
 from haav.text import SPECIAL, Vocabulary
 from haav.types import ViewSpec
-from haav.views import build_extractor
+from haav.views import ExtractorOptions, build_extractor
 from haav.views.embedded.regions import WIDTH
 from haav.views.extract import extract
 from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
@@ -39,7 +39,7 @@ SAMPLES = Path(haav.__file__).parent / "samples"
 WORDS = Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23))))
 
 
-def make_texts(folder: Path, seed: int = 0, view: str = "regions", made_by: Sequence[str] = ()) -> dict[str, str]:
+def make_texts(folder: Path, seed: int = 0, view: str = "regions", made_by: Sequence[str] = ()) -> ExtractorOptions:
     """A bridge and a text database of chance"""
     torch.manual_seed(seed)
     vectors = torch.nn.functional.normalize(torch.randn(40, 384), dim=1)
@@ -47,7 +47,11 @@ def make_texts(folder: Path, seed: int = 0, view: str = "regions", made_by: Sequ
     config = BridgeConfig(features=WIDTH, vectors=384, hidden=16, folds=1)
     bridges = [Bridge(config), Bridge(config)]
     CrossFitted(config, bridges, {"p1": 0}, "toy", view, made_by).save(folder / "bridge")
-    return {"bridge": str(folder / "bridge"), "textdb": str(folder / "textdb")}
+    return texts_in(folder)
+
+
+def texts_in(folder: Path) -> ExtractorOptions:
+    return ExtractorOptions(bridge=folder / "bridge", textdb=folder / "textdb")
 
 
 def save_model(folder: Path, specs: dict[str, ViewSpec], made_by: dict[str, tuple[str, ...]]) -> Path:
@@ -73,8 +77,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos, two sets of texts, a store of either, and a model of the first"""
     place = tmp_path_factory.mktemp("world")
     photos = find_photos([SAMPLES])[:2]
-    for number, name in enumerate(("ours", "theirs")):
-        texts = make_texts(place / name, number)
+    for index, name in enumerate(("ours", "theirs")):
+        texts = make_texts(place / name, index)
         extract(photos, place / f"{name}-store", ["cells", "text_whole"], texts, workers=1)
     trained_on(place / "model", place / "ours-store")
     return place
@@ -100,33 +104,33 @@ def test_what_several_accept_is_what_each_accepts() -> None:
 def test_what_is_compact_remembers_what_it_was_made_from(world: Path, tmp_path: Path) -> None:
     bridge, texts = CrossFitted.load(world / "ours" / "bridge"), TextDatabase.load(world / "ours" / "textdb")
     assert (bridge.origin, texts.origin) == (bridge.fingerprint, texts.fingerprint)
-    for number in range(2):  # packed, and packed once more
+    for index in range(2):  # packed, and packed once more
         small, few = bridge.compact(), texts.compact()
         assert (small.origin, few.origin) == (bridge.origin, texts.origin)
         assert small.fingerprint != small.origin
         assert few.fingerprint != few.origin
-        small.save(tmp_path / f"{number}" / "bridge", half=True)
-        few.save(tmp_path / f"{number}" / "textdb", quantised=True)
+        small.save(tmp_path / f"{index}" / "bridge", half=True)
+        few.save(tmp_path / f"{index}" / "textdb", quantised=True)
         bridge, texts = (
-            CrossFitted.load(tmp_path / f"{number}" / "bridge"),
-            TextDatabase.load(tmp_path / f"{number}" / "textdb"),
+            CrossFitted.load(tmp_path / f"{index}" / "bridge"),
+            TextDatabase.load(tmp_path / f"{index}" / "textdb"),
         )
-    whole = build_extractor("text_whole", **{need: str(world / "ours" / need) for need in ("bridge", "textdb")})
-    rounded = build_extractor("text_whole", bridge=bridge, textdb=texts)
+    whole = build_extractor("text_whole", texts_in(world / "ours"))
+    rounded = build_extractor("text_whole", ExtractorOptions(bridge=bridge, textdb=texts))
     assert rounded.origin == whole.origin == whole.fingerprint
     assert rounded.fingerprint != whole.fingerprint
     assert all(f"{need}-" in whole.fingerprint for need in whole.needs)
 
 
 def test_photos_are_looked_at_with_what_the_model_was_trained_with(world: Path) -> None:
-    ours, theirs = ({need: str(world / name / need) for need in ("bridge", "textdb")} for name in ("ours", "theirs"))
+    ours, theirs = texts_in(world / "ours"), texts_in(world / "theirs")
     photo = SAMPLES / "cat.jpg"
-    assert haav.load(world / "model", **ours).caption(photo).text
+    assert haav.load(world / "model", options=ours).caption(photo).text
     with pytest.raises(
         ViewError, match=r"another 'text_whole'(?s:.*)trained with  bridge-(?s:.*)given         bridge-"
     ):
-        haav.load(world / "model", **theirs).caption(photo)
-    assert haav.load(world / "model", **theirs).caption(photo, views=["cells"]).text
+        haav.load(world / "model", options=theirs).caption(photo)
+    assert haav.load(world / "model", options=theirs).caption(photo, views=["cells"]).text
 
 
 def test_another_network_is_noticed(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,15 +140,15 @@ def test_another_network_is_noticed(world: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_several_makers_can_be_accepted_and_old_models_accept_any(world: Path, tmp_path: Path) -> None:
-    theirs = {need: str(world / "theirs" / need) for need in ("bridge", "textdb")}
+    theirs = texts_in(world / "theirs")
     config = read_config(world / "model")
     both = {
         **config.made_by,
-        "text_whole": (*config.made_by["text_whole"], build_extractor("text_whole", **theirs).origin),
+        "text_whole": (*config.made_by["text_whole"], build_extractor("text_whole", theirs).origin),
     }
     for made_by in (both, {}):
         model = save_model(tmp_path / f"{len(made_by)}", config.model.views, made_by)
-        assert haav.load(model, **theirs).caption(SAMPLES / "cat.jpg").text
+        assert haav.load(model, options=theirs).caption(SAMPLES / "cat.jpg").text
     plain = json.loads((tmp_path / "0" / "config.json").read_text())
     assert plain["made_by"] == {}
     assert json.loads((tmp_path / "2" / "config.json").read_text())["made_by"]["text_whole"] == list(both["text_whole"])
@@ -171,9 +175,9 @@ def test_stored_views_are_those_that_the_model_was_trained_with(world: Path, tmp
 
 def test_a_store_by_a_packed_model_serves_it_and_those_trained_with_the_whole(world: Path, tmp_path: Path) -> None:
     ours, theirs = ([world / name / need for need in ("bridge", "textdb")] for name in ("ours", "theirs"))
-    for number in range(2):
+    for index in range(2):
         with pytest.raises(ViewError, match=r"another (bridge|textdb) of 'text_whole' than the one to pack"):
-            pack(world / "model", tmp_path / "packed", *(theirs[n] if n == number else ours[n] for n in range(2)))
+            pack(world / "model", tmp_path / "packed", *(theirs[n] if n == index else ours[n] for n in range(2)))
     pack(world / "model", tmp_path / "packed", *ours)
     assert (
         main(
@@ -196,7 +200,7 @@ def test_a_store_by_a_packed_model_serves_it_and_those_trained_with_the_whole(wo
         photos = [Photo(photo, "val") for photo in store.ids("cells")]
         for model in (tmp_path / "packed", world / "model"):
             assert len(list(predict(Captioner.from_pretrained(model), store, photos))) == len(photos)
-    options = {"bridge": str(theirs[0]), "textdb": str(theirs[1])}
+    options = ExtractorOptions(bridge=theirs[0], textdb=theirs[1])
     with pytest.raises(ViewError, match="than the one to be extracted"):
         extract([], tmp_path / "t", ["text_whole"], options, made_by=read_config(tmp_path / "packed").made_by)
     pack(tmp_path / "packed", tmp_path / "again")  # what lies beside it goes along
@@ -293,10 +297,12 @@ def test_a_bridge_starts_from_the_view_that_it_was_trained_on(tmp_path: Path) ->
     other = make_texts(tmp_path / "other", made_by=["regions of another network"])
     with pytest.raises(ViewError, match="the bridge was trained with another 'regions' than that of"):
         extract(photos, tmp_path / "s", ["text_five"], other, workers=1)
-    extractor = build_extractor("text_five", **other)
+    extractor = build_extractor("text_five", other)
     assert dict(extractor.reads) == {"regions": ("regions of another network",)}
     with pytest.raises(ViewError, match="the bridge was trained with another 'regions' than the one installed"):
-        haav.load(save_model(tmp_path / "m", {"text_five": extractor.spec}, {}), **other).caption(SAMPLES / "cat.jpg")
+        haav.load(save_model(tmp_path / "m", {"text_five": extractor.spec}, {}), options=other).caption(
+            SAMPLES / "cat.jpg"
+        )
 
 
 def test_a_config_with_makers_that_are_no_words_is_refused(world: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_photos_of_your_own_teach_the_model_in_the_box(place: Path, capsys: pyte
 
 
 def test_a_view_of_your_own_is_one_class(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, entry = (re.search(rf"```{kind}\n(.*?)```", VIEW, re.S) for kind in ("python", "toml"))
+    code, entry = (re.search(rf"```{language}\n(.*?)```", VIEW, re.S) for language in ("python", "toml"))
     assert code
     assert entry
     # What pip would make of a package with these two.

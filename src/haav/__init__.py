@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from haav.inference.captioner import Captioner, load
     from haav.inference.options import CaptionOptions
     from haav.types import Caption
+    from haav.views.options import ExtractorOptions
 
 __version__ = "0.2.0"
-__all__ = ["Caption", "CaptionOptions", "Captioner", "HaavError", "__version__", "load"]
+__all__ = ["Caption", "CaptionOptions", "Captioner", "ExtractorOptions", "HaavError", "__version__", "load"]
 
 _HOME = {
     "load": "haav.inference.captioner",
     "Captioner": "haav.inference.captioner",
     "Caption": "haav.types",
     "CaptionOptions": "haav.inference.options",
+    "ExtractorOptions": "haav.views.options",
     "HaavError": "haav.errors",
 }
 

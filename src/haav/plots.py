@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
 from typing import Any
 
 from haav.errors import ConfigError
+from haav.palette import LIGHT
 
 
 def check_installed(what: str) -> None:
@@ -15,10 +21,48 @@ def check_installed(what: str) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure, with its size in inches, that needs no display"""
+    """A matplotlib figure in the colours of the palette, with its size in inches. It needs no display."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.rcsetup import cycler
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    class PaletteFigure(Figure):
+        def subplots(self, *args: Any, **kwargs: Any) -> Any:
+            with rc_context({"axes.prop_cycle": cycler(color=LIGHT)}):
+                return super().subplots(*args, **kwargs)
+
+    figure = PaletteFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> Any:
+    """A figure with one line per name through its (x, y) points, and a legend."""
+    figure = new_figure(7, 4.2)
+    axes = figure.subplots()
+    for name, points in curves.items():
+        axes.plot(*zip(*points, strict=True), "o-", label=name)
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def to_svg(figure: Any, label: str) -> str:
+    """The figure as an SVG element of a page. Its colours are those of the page, light or dark (`palette.css`)."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "haav"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for index, colour in enumerate(LIGHT):
+        svg = svg.replace(colour, f"var(--v{index})")
+    svg = svg.replace("#000000", "var(--ink)")
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]  # ids are unique in a page with several figures
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{prefix}-", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)

@@ -38,7 +38,7 @@ def accepted_by_all(parts: Sequence[MadeBy]) -> dict[str, tuple[str, ...]]:
                 raise ViewError(
                     f"these models were trained with different views by the name of '{view}':\n"
                     f"  one with      {' or '.join(known)}\n  another with  {' or '.join(fingerprints)}\n"
-                    "  An ensemble looks at a photo once. Train its members on one store."
+                    "  An ensemble extracts each view once. Train its members on one store."
                 )
             together[view] = shared
     return together

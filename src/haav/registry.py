@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, role: str) -> None:
+        self.role = role
         self._entries: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         def add(entry: type[T]) -> type[T]:
-            assert name not in self._entries, f"{self.kind} '{name}' is registered twice"
+            assert name not in self._entries, f"{self.role} '{name}' is registered twice"
             self._entries[name] = entry
             return entry
 
@@ -27,7 +27,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> type[T]:
         if name not in self._entries:
-            raise ConfigError(unknown(self.kind, name, self._entries))
+            raise ConfigError(unknown(self.role, name, self._entries))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

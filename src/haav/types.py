@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
+
+from haav.palette import colours_of
 
 if TYPE_CHECKING:  # haav.export.portable uses captions and settings without torch
     from torch import Tensor
@@ -277,9 +278,6 @@ class Word:
         return data
 
 
-VIEW_COLOURS = ("#00677f", "#c77700", "#1a6b2f", "#8e2a82", "#3b49b7", "#a3262b")
-
-
 @dataclass(frozen=True, repr=False)
 class Caption:
     text: str
@@ -304,7 +302,7 @@ class Caption:
     def _repr_html_(self) -> str:
         """For notebooks: each word above a bar of its view weights"""
         names = list(next((word.views for word in self.words if word.views), {}))
-        colours = dict(zip(names, cycle(VIEW_COLOURS), strict=False))
+        colours = colours_of(names)
         cells = []
         for word in self.words:
             shares = (word.views or {}).items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +77,20 @@ def test_describe_json_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(data["growth"]) == {"1", "2", "4", "8", "16"}
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_an_imperative_and_a_noun_phrase_per_argument(verb: str) -> None:
+    first, _, rest = (inspect.getdoc(VERBS[verb]) or "").partition("\n")
+    assert re.fullmatch(r"(?!The |An? |One |What |How )[A-Z][a-z].{10,100}[.?]", first), first
+    assert not rest or rest.startswith("\n")
+    hints = typing.get_type_hints(VERBS[verb], include_extras=True)
+    for name, hint in hints.items():
+        if name in ("overrides", "return"):
+            continue
+        doc = next(arg for arg in (hint, *typing.get_args(hint)) if hasattr(arg, "__metadata__")).__metadata__[0]
+        assert re.fullmatch(r"[^\n]{4,100}[^.\n]", doc), (name, doc)
+        assert not re.match(r"(?i)(the|of|which|where|how|so many|at most) ", doc), (name, doc)
+
+
 def test_settings_can_be_given_with_dots_and_equals_signs(capsys: pytest.CaptureFixture[str]) -> None:
     _, small, _ = run(capsys, "describe", "--json", "--model.d_model", "64", "--model.vocabulary_size=100")
     assert json.loads(small)["parameters"] < 3_000_000
@@ -130,7 +147,7 @@ def test_convert_writes_a_model_that_captions(capsys: pytest.CaptureFixture[str]
 
 def test_convert_reads_pth_without_running_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tensors = {k.removeprefix("weights."): v for k, v in load_file(GOLDEN).items() if k.startswith("weights.")}
-    words = [*SPECIAL, *(f"v{number}" for number in range(4, 61))]
+    words = [*SPECIAL, *(f"v{index}" for index in range(4, 61))]
     (tmp_path / "words.json").write_text(json.dumps(words))
     torch.save({"state_dict": {f"module.{k}": v for k, v in tensors.items()}, "epoch": 3}, tmp_path / "c.pth")
     code, _, err = run(

@@ -208,7 +208,7 @@ def test_predict_then_evaluate_by_command(world: dict[str, str], capsys: pytest.
         (["--split", "test"], "has no photos in split 'test'"),
         (["--split", "vall"], "unknown split 'vall'. Did you mean 'val'?"),
         (["--format", "cocoo"], "unknown format 'cocoo'. Did you mean 'coco'?"),
-        (["--model.d_model", "12"], "'--model.d_model' cannot be changed once a model is trained"),
+        (["--model.d_model", "12"], "'--model.d_model' cannot be changed after training"),
         (["--decode.beem", "3"], "unknown setting"),
         (["--batch", "0"], "a batch has at least 1 photo, not 0"),
         (["--out", "no-such-folder/x.json"], "there is no folder no-such-folder"),
@@ -242,7 +242,7 @@ def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.Ca
     report = json.loads(capsys.readouterr().out)
     assert report["calibration error of the confidence"] < report["calibration error of the probabilities"]
     assert run("calibrate", f"{world['all']},{world['two']}", *data) == 1
-    assert "belongs to one model" in capsys.readouterr().err
+    assert "give one model" in capsys.readouterr().err
     after = Captioner.from_pretrained(world["all"])
     assert after.config.confidence.offset == report["offset"] != before.config.confidence.offset
     assert after.config.decode == before.config.decode

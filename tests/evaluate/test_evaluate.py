@@ -60,20 +60,22 @@ def test_counted_ngrams_are_those_of_a_counter(known: list[list[str]], others: l
     table = NgramTable(known)
     numbers: dict[tuple[str, ...], int] = {}
     for captions, counts in ((known, table.counts), (others, table.count(others))):
-        for number, words in enumerate(captions):
-            expected = Counter(tuple(words[at : at + n]) for n in range(1, 5) for at in range(len(words) - n + 1))
-            rows = counts.caption == number
+        for index, words in enumerate(captions):
+            expected = Counter(
+                tuple(words[position : position + n]) for n in range(1, 5) for position in range(len(words) - n + 1)
+            )
+            rows = counts.caption == index
             assert sorted(counts.count[rows].tolist()) == sorted(expected.values())
             assert np.bincount(counts.order[rows], minlength=4).tolist() == [
                 sum(len(gram) == n for gram in expected) for n in range(1, 5)
             ]
         if captions is known:
-            for number, words in enumerate(captions):
+            for index, words in enumerate(captions):
                 if len(words) == 1:
-                    numbers[tuple(words)] = int(counts.gram[counts.caption == number][0])
-    for number, words in enumerate(others):
+                    numbers[tuple(words)] = int(counts.gram[counts.caption == index][0])
+    for index, words in enumerate(others):
         if len(words) == 1 and tuple(words) in numbers:
-            assert table.count(others).gram[table.count(others).caption == number].tolist() == [numbers[tuple(words)]]
+            assert table.count(others).gram[table.count(others).caption == index].tolist() == [numbers[tuple(words)]]
 
 
 # Against pycocoevalcap
@@ -85,8 +87,8 @@ def coco_scores(captions: Sequence[Sequence[str]], references: Sequence[Sequence
     from pycocoevalcap.cider.cider import Cider as CocoCider
     from pycocoevalcap.rouge.rouge import Rouge
 
-    wanted = {number: [" ".join(words) for words in texts] for number, texts in enumerate(references)}
-    said = {number: [" ".join(words)] for number, words in enumerate(captions)}
+    wanted = {index: [" ".join(words) for words in texts] for index, texts in enumerate(references)}
+    said = {index: [" ".join(words)] for index, words in enumerate(captions)}
     corpus_bleu, each_bleu = Bleu(4).compute_score(wanted, said, verbose=0)
     return {
         "bleu": corpus_bleu,
@@ -132,7 +134,7 @@ def slow_cider(
     """CIDEr-D from its definition; `documents` are groups of captions, a word's frequency how many have it."""
 
     def grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
-        return Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+        return Counter(tuple(words[position : position + n]) for position in range(len(words) - n + 1))
 
     def vector(words: Sequence[str], n: int) -> dict[tuple[str, ...], float]:
         return {
@@ -338,8 +340,8 @@ def test_a_bootstrap_draw_is_the_metric_of_the_drawn_photos() -> None:
         resamples=5,
     )
     for metric in report.metrics[:2]:  # BLEU and ROUGE-L; CIDEr keeps the whole set's document frequencies
-        for number, name in enumerate(metric.names):
-            found = metric.score(drawn @ metric.stats)[0, number]
+        for index, name in enumerate(metric.names):
+            found = metric.score(drawn @ metric.stats)[0, index]
             assert found == pytest.approx(again.scores[name].value)
 
 

@@ -32,7 +32,7 @@ def slow(caption: str, others: list[str]) -> float:
 
     def grams(text: str, n: int) -> list[tuple[str, ...]]:
         words = [*text.split(), "<eos>"]
-        return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+        return [tuple(words[position : position + n]) for position in range(len(words) - n + 1)]
 
     def weight(gram: tuple[str, ...], count: int) -> float:
         return count * sum(math.log(1 + WORDS.ids.get(word, len(WORDS))) for word in gram)

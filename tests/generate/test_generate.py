@@ -140,12 +140,12 @@ def test_wanting_fewer_captions_and_other_photos_beside_change_no_result(
 
 
 def _row(view: Any, photo: int) -> Any:
-    at = slice(photo, photo + 1)
+    rows = slice(photo, photo + 1)
     return type(view)(
-        view.tokens[at],
-        view.mask[at],
-        {name: index[at] for name, index in view.indices.items()},
-        None if view.boxes is None else view.boxes[at],
+        view.tokens[rows],
+        view.mask[rows],
+        {name: index[rows] for name, index in view.indices.items()},
+        None if view.boxes is None else view.boxes[rows],
     )
 
 
@@ -291,7 +291,7 @@ def _assert_constraints_hold(data: st.DataObject) -> None:
         assert not {UNK, PAD, BOS, EOS, *never} & set(spoken)
         assert all(set(choices) & set(spoken) for choices in must)
         assert not spoken or spoken[-1] not in dangling
-        grams = [tuple(spoken[at : at + repeat]) for at in range(len(spoken) - repeat + 1)]
+        grams = [tuple(spoken[position : position + repeat]) for position in range(len(spoken) - repeat + 1)]
         assert len(grams) == len(set(grams))
     if not sampling:
         _assert_scored_by_the_model(model, views, _finite(found))
@@ -328,7 +328,7 @@ def slow_search(
                     for word in range(3, len(own)) if room > 1 else [EOS]:
                         if word == EOS and state != full:
                             continue
-                        after = state | sum(1 << number for number, wanted in enumerate(must) if wanted == word)
+                        after = state | sum(1 << index for index, wanted in enumerate(must) if wanted == word)
                         total = score + own[word]
                         rank = (total - diversity * chosen[word]) / (len(words) + 1) ** penalty
                         reached.setdefault(after, []).append((rank, (*words, word), total))

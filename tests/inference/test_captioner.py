@@ -18,7 +18,7 @@ from haav.text import DANGLING, SPECIAL, Vocabulary
 from haav.types import Caption, Word
 from helpers import random_views, tiny_config, tiny_model
 
-WORDS = Vocabulary((*SPECIAL, "a", "with", *(f"w{number}" for number in range(6, 23))))
+WORDS = Vocabulary((*SPECIAL, "a", "with", *(f"w{index}" for index in range(6, 23))))
 
 
 def captioner() -> Captioner:
@@ -47,8 +47,8 @@ def test_words_carry_the_last_layers_weights_and_their_own_log_probability() -> 
         assert [word.logprob for word in caption.words] == pytest.approx(
             found.logprobs[photo, 0, : len(caption.words)].tolist()
         )
-        for at, word in enumerate(caption.words):
-            expected = found.weights[photo, 0, at, -1].mean(dim=0)
+        for position, word in enumerate(caption.words):
+            expected = found.weights[photo, 0, position, -1].mean(dim=0)
             assert list(word.views.values()) == pytest.approx(expected.tolist(), abs=1e-6)
 
 

@@ -28,11 +28,11 @@ def test_an_endless_stream_is_taken_as_it_is_needed() -> None:
     taken: list[int] = []
 
     def stream() -> Iterator[int]:
-        number = 0
+        index = 0
         while True:
-            taken.append(number)
-            yield number
-            number += 1
+            taken.append(index)
+            yield index
+            index += 1
 
     results = side_by_side(lambda part: part, stream())
     assert [next(results) for _ in range(10)] == list(range(10))

@@ -56,8 +56,8 @@ def folder(tmp_path: Path) -> Path:
 def test_paths_pictures_arrays_and_bytes_give_the_same_caption(captioner: Captioner, folder: Path) -> None:
     path = folder / "deep" / "cat.png"
     picture = Image.open(path)
-    kinds = [str(path), path, picture, np.asarray(picture), path.read_bytes()]
-    captions = captioner.caption(kinds)
+    photos = [str(path), path, picture, np.asarray(picture), path.read_bytes()]
+    captions = captioner.caption(photos)
     assert len({caption.text for caption in captions}) == 1
     assert isinstance(captioner.caption(path), Caption)
     assert captioner.caption(path).text == captions[0].text
@@ -146,7 +146,7 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
     assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
     (folder / "broken.jpg").write_bytes((folder / "a.jpg").read_bytes())
     assert main(words) == 0, "what failed is tried again"
-    assert "3 captions, 2 of them were there; 0 failed" in capsys.readouterr().out
+    assert "3 captions, 2 of them kept; 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
     assert {Path(row["image"]).name for row in rows if "caption" in row} == {"a.jpg", "cat.png", odd}
     assert any("torn.tar" in row.get("error", "") for row in rows)
     assert main([*words, "--out", str(out)]) == 1
-    assert "3 captions, 3 of them were there" in capsys.readouterr().out
+    assert "3 captions, 3 of them kept" in capsys.readouterr().out
     assert main(words) == 1
 
 
@@ -196,7 +196,7 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 
     monkeypatch.setattr(captioner, "extract", look)
     cat = (SAMPLES / "cat.jpg").read_bytes()
-    items = [stream.PhotoItem(str(number), lambda: cat) for number in range(11)]
+    items = [stream.PhotoItem(str(index), lambda: cat) for index in range(11)]
     assert len(list(captioner.stream(items, batch=10))) == 11
     assert sizes == [10, 1]
 
@@ -204,8 +204,8 @@ def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch:
 @pytest.mark.parametrize("options", [{}, {"method": "sample", "seed": 3}, {"method": "sample"}])
 def test_batches_side_by_side_say_what_they_say_one_by_one(captioner: Captioner, options: dict[str, object]) -> None:
     good = [file.read_bytes() for file in sorted(SAMPLES.glob("*.jpg"))]
-    photos = [b"broken" if number == 2 else good[number % len(good)] for number in range(7)]
-    items = [stream.PhotoItem(str(number), lambda data=data: data) for number, data in enumerate(photos)]
+    photos = [b"broken" if index == 2 else good[index % len(good)] for index in range(7)]
+    items = [stream.PhotoItem(str(index), lambda data=data: data) for index, data in enumerate(photos)]
     found: list[object] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -247,7 +247,9 @@ def test_a_packed_model_is_small_complete_and_says_the_same(tmp_path: Path) -> N
     sizes = pack(model, tmp_path / "out", tmp_path / "bridge", tmp_path / "textdb")
     assert set(sizes) == {"model", "bridge", "textdb"}
     assert sizes["bridge"] < 0.2 * sum(file.stat().st_size for file in (tmp_path / "bridge").iterdir())
-    whole = haav.load(model, bridge=str(tmp_path / "bridge"), textdb=str(tmp_path / "textdb"))
+    whole = haav.load(
+        model, options=haav.ExtractorOptions(bridge=str(tmp_path / "bridge"), textdb=str(tmp_path / "textdb"))
+    )
     packed = haav.load(tmp_path / "out")
     for photo in (SAMPLES / "cat.jpg", SAMPLES / "coffee.jpg"):
         one, other = whole.caption(photo), packed.caption(photo)

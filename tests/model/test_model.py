@@ -201,8 +201,8 @@ def test_five_captions_against_one_encoding_equal_five_passes(encoding: str, agg
     model, views = variant(encoding, aggregator, outputs), random_views()
     captions = random_captions(captions=5)
     together = model(views, captions).logits
-    for number in range(5):
-        assert_close(model(views, captions[:, number : number + 1]).logits, together[:, number : number + 1])
+    for index in range(5):
+        assert_close(model(views, captions[:, index : index + 1]).logits, together[:, index : index + 1])
 
 
 @every_variant
@@ -284,18 +284,18 @@ def test_model_per_view_is_as_many_whole_models_as_views() -> None:
 def test_encoding_and_step_are_linear_in_views(encoding: str) -> None:
     growth = describe(tiny_config(encoding=encoding)).growth
     for cost in ("encoding", "encoding_attention", "memory", "step"):
-        at = {views: getattr(flops, cost) for views, flops in growth.items()}
-        slope = at[2] - at[1]
+        costs = {views: getattr(flops, cost) for views, flops in growth.items()}
+        slope = costs[2] - costs[1]
         assert slope > 0
-        assert at == {views: at[1] + slope * (views - 1) for views in (1, 2, 4, 8, 16)}, cost
+        assert costs == {views: costs[1] + slope * (views - 1) for views in (1, 2, 4, 8, 16)}, cost
         if cost != "step":  # a step also attends to words and scores the vocabulary, whatever the views
-            assert at[1] == slope
+            assert costs[1] == slope
 
 
 def test_attention_is_quadratic_in_views_when_concatenated() -> None:
     config = tiny_config(encoding="concat_views", memory_slots=0)
-    at = {views: flops.encoding_attention for views, flops in describe(config).growth.items()}
-    assert at == {views: at[1] * views**2 for views in (1, 2, 4, 8, 16)}
+    costs = {views: flops.encoding_attention for views, flops in describe(config).growth.items()}
+    assert costs == {views: costs[1] * views**2 for views in (1, 2, 4, 8, 16)}
     assert describe(config).exponents["encoding_attention"] == 2
 
 
@@ -312,9 +312,11 @@ def test_counted_attention_is_the_formula() -> None:
 def _obvious_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     mixed = torch.zeros_like(query)
     for row, one in enumerate(query):
-        real = [at for at in range(len(keys)) if mask[at]]
-        scores = torch.stack([one @ keys[at] / len(one) ** 0.5 for at in real])
-        mixed[row] = sum(weight * values[at] for weight, at in zip(scores.softmax(dim=0), real, strict=True))
+        real = [position for position in range(len(keys)) if mask[position]]
+        scores = torch.stack([one @ keys[position] / len(one) ** 0.5 for position in real])
+        mixed[row] = sum(
+            weight * values[position] for weight, position in zip(scores.softmax(dim=0), real, strict=True)
+        )
     return mixed
 
 
@@ -692,12 +694,12 @@ def test_what_joint_looks_at_in_a_view_is_what_its_attention_over_that_view_alon
     views, captions = random_views(), random_captions(3, 2, 5)
     encoded = joint.encode(views)
     whole = joint.decode(captions, joint.init_cache(encoded)).looks_by_view(encoded)
-    for number, (name, mask) in enumerate(zip(encoded.names, encoded.masks, strict=True)):
+    for index, (name, mask) in enumerate(zip(encoded.names, encoded.masks, strict=True)):
         only = torch.zeros_like(encoded.present)
-        only[:, number] = encoded.present[:, number]
+        only[:, index] = encoded.present[:, index]
         alone = replace(encoded, present=only)
-        looks = joint.decode(captions, joint.init_cache(alone)).looks_by_view(alone)[number]
-        there = encoded.present[:, number]
+        looks = joint.decode(captions, joint.init_cache(alone)).looks_by_view(alone)[index]
+        there = encoded.present[:, index]
         assert there.any()
-        assert whole[number].shape == (3, 4, 2 * 5, mask.shape[1])
-        assert_close(whole[number][there], looks[there], msg=name)
+        assert whole[index].shape == (3, 4, 2 * 5, mask.shape[1])
+        assert_close(whole[index][there], looks[there], msg=name)

@@ -17,9 +17,9 @@ from haav.errors import ImageError
 from haav.photos.images import load_image
 
 
-def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+def encode(image: Image.Image, file_format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    image.save(buffer, file_format, **options)
     return buffer.getvalue()
 
 
@@ -30,17 +30,17 @@ def halves(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF"])
-def test_common_formats_are_read(kind: str) -> None:
-    image = load_image(encode(halves(), kind))
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF"])
+def test_common_formats_are_read(file_format: str) -> None:
+    image = load_image(encode(halves(), file_format))
     assert (image.mode, image.size) == ("RGB", (40, 20))
     assert image.getpixel((5, 10))[0] > 180 > 80 > image.getpixel((35, 10))[0]
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "YCbCr", "LAB", "HSV"])
 def test_colour_modes_become_rgb(mode: str) -> None:
-    kind = "JPEG" if mode in ("CMYK", "YCbCr") else "TIFF"
-    image = load_image(halves(mode) if mode == "HSV" else encode(halves(mode), kind))
+    file_format = "JPEG" if mode in ("CMYK", "YCbCr") else "TIFF"
+    image = load_image(halves(mode) if mode == "HSV" else encode(halves(mode), file_format))
     assert image.mode == "RGB"
 
 
@@ -65,8 +65,8 @@ def test_exif_rotation_is_applied() -> None:
 
 def test_an_animation_gives_its_first_frame() -> None:
     frames = [halves(), Image.new("RGB", (40, 20), "green")]
-    for kind in ("GIF", "WEBP"):
-        data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+    for file_format in ("GIF", "WEBP"):
+        data = encode(frames[0], file_format, save_all=True, append_images=frames[1:])
         assert load_image(data).getpixel((5, 10))[0] > 200
 
 
@@ -85,6 +85,25 @@ def test_arrays_and_pictures_are_fine() -> None:
     for bad in (np.zeros((3, 4, 5)), np.zeros(3), np.zeros((0, 4, 3))):
         with pytest.raises(ImageError, match="is not a picture"):
             load_image(bad)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_above_255_are_scaled_as_16_bits(dtype: type) -> None:
+    ramp = (np.arange(128) * 257).astype(dtype).reshape(8, 16)
+    assert np.array_equal(np.asarray(load_image(ramp))[..., 0], np.arange(128).reshape(8, 16))
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.full((4, 4, 3), 65536), "65536 to 65536"),
+        (np.array([[-1, 300]], dtype=np.int16), "-1 to 300"),
+        (np.array([[-1, 3]], dtype=np.int8), "-1 to 3"),
+    ],
+)
+def test_integers_that_are_no_pixels_are_refused(array: np.ndarray, says: str) -> None:
+    with pytest.raises(ImageError, match=f"{says}.* 0 to 255"):
+        load_image(array)
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -120,7 +139,7 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
             load_image(path)
 
 
-GOOD = {kind: encode(halves(), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
+GOOD = {file_format: encode(halves(), file_format) for file_format in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
 
 
 @given(data=st.data())

@@ -27,14 +27,14 @@ def photo(tokens: int = 3, value: float = 0.5) -> PhotoView:
         torch.full((tokens, 4), value),
         {"rank": torch.arange(tokens)},
         torch.rand(tokens, 4),
-        tuple(f"thing {number} é" for number in range(tokens)),
+        tuple(f"thing {index} é" for index in range(tokens)),
     )
 
 
 def filled(path: Path, names: tuple[str, ...] = ("b.jpg", "a.jpg")) -> Store:
     store = Store(path, write=True)
     store.add_view("things", ViewManifest(SPEC, "net-1", "MIT"))
-    store.put("things", {name: photo(value=number + 0.5) for number, name in enumerate(names)})
+    store.put("things", {name: photo(value=index + 0.5) for index, name in enumerate(names)})
     return store
 
 
@@ -61,14 +61,14 @@ def test_a_record_survives_the_way_to_bytes_and_back(tokens: int, dim: int, boxe
     assert same(unpack(pack(view), "it"), view)
 
 
-@given(at=st.integers(0, 10_000), value=st.integers(0, 255))
+@given(offset=st.integers(0, 10_000), value=st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
-def test_a_changed_byte_is_noticed(at: int, value: int) -> None:
+def test_a_changed_byte_is_noticed(offset: int, value: int) -> None:
     record = bytearray(pack(photo()))
-    at %= len(record)
-    if record[at] == value:
+    offset %= len(record)
+    if record[offset] == value:
         return
-    record[at] = value
+    record[offset] = value
     with pytest.raises(StoreError, match="damaged|cannot be read"):
         unpack(bytes(record), "it")
 
@@ -126,7 +126,7 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
     with filled(tmp_path / "s") as store:
         with pytest.raises(StoreError, match="has no view 'things' of 'z.jpg'"):
             store.get("things", "z.jpg")
-        with pytest.raises(StoreError, match=r"\(1 of 2 asked for are missing\)"):
+        with pytest.raises(StoreError, match=r"\(1 of 2 photos are missing\)"):
             store.get_many("things", ["a.jpg", "z.jpg"])
         with pytest.raises(StoreError, match=r"unknown view 'thing'\. Did you mean 'things'"):
             store.get("thing", "a.jpg")
@@ -147,8 +147,8 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 def test_verify_finds_damage_in_the_file(tmp_path: Path) -> None:
     filled(tmp_path).close()
     data = bytearray((tmp_path / "data.mdb").read_bytes())
-    at = data.find(b"thing 2")
-    data[at] ^= 0xFF
+    position = data.find(b"thing 2")
+    data[position] ^= 0xFF
     (tmp_path / "data.mdb").write_bytes(data)
     with Store(tmp_path) as store:
         faults = {name: fault for name, fault in store.verify("things") if fault}
@@ -196,10 +196,10 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> 
 
 
 def test_shards_hold_what_the_store_holds(tmp_path: Path) -> None:
-    with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
+    with filled(tmp_path / "s", tuple(f"{index}.jpg" for index in range(7))) as store:
         assert write_shards(store, ["things"], tmp_path / "out", shard_size=3) == 3
         shards = sorted((tmp_path / "out").glob("*.tar"))
-        assert [file.name for file in shards] == [f"shard-00000{number}.tar" for number in range(3)]
+        assert [file.name for file in shards] == [f"shard-00000{index}.tar" for index in range(3)]
         found = dict(pair for file in shards for pair in read_shard(file))
         assert sorted(found) == store.ids("things")
         assert all(same(views["things"], store.get("things", name)) for name, views in found.items())
@@ -208,7 +208,7 @@ def test_shards_hold_what_the_store_holds(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
-    names = tuple(f"{number}.jpg" for number in range(7))
+    names = tuple(f"{index}.jpg" for index in range(7))
     with filled(tmp_path / "s", names) as store:
         write_shards(store, ["things"], tmp_path / "out", shard_size=3)
         shards = open_store(tmp_path / "out")
@@ -220,6 +220,16 @@ def test_a_folder_of_shards_is_read_like_a_store(tmp_path: Path) -> None:
         wanted = ["5.jpg", "0.jpg", "6.jpg"]
         found = zip(shards.get_many("things", wanted), store.get_many("things", wanted), strict=True)
         assert all(same(one, other) for one, other in found)
+
+
+def test_photos_and_views_that_shards_lack_are_named(tmp_path: Path) -> None:
+    with filled(tmp_path / "s") as store:
+        write_shards(store, ["things"], tmp_path / "out")
+    shards = open_store(tmp_path / "out")
+    with pytest.raises(StoreError, match=r"out has no view 'things' of 'nobody.jpg' \(1 of 2 photos are missing\)"):
+        shards.get_many("things", ["a.jpg", "nobody.jpg"])
+    with pytest.raises(StoreError, match=r"unknown view 'thngs'\. Did you mean 'things'"):
+        shards.get_many("thngs", ["a.jpg"])
 
 
 def test_damaged_shards_are_named(tmp_path: Path) -> None:
@@ -241,7 +251,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
 
 
 def test_shards_are_even_and_have_photos(tmp_path: Path) -> None:
-    with filled(tmp_path / "s", tuple(f"{number}.jpg" for number in range(7))) as store:
+    with filled(tmp_path / "s", tuple(f"{index}.jpg" for index in range(7))) as store:
         write_shards(store, ["things"], tmp_path / "out", shard_size=6)
         groups = open_store(tmp_path / "out").groups
         assert [len(group) for group in groups] == [3, 4]

@@ -83,7 +83,7 @@ def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytes
     assert main(words) == 1
     assert "is damaged" in capsys.readouterr().err
     assert main([*words[:-1], "32"]) == 1
-    assert "was begun with other settings: model.d_model 16 instead of 32" in capsys.readouterr().err
+    assert "was started with other settings: model.d_model 16 instead of 32" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_one_bad_photo_ends_no_study_and_nothing_to_measure_is_said(
     assert main(["control", "mask", *words]) == 1
     shown = capsys.readouterr().err
     assert "broken.jpg" in shown
-    assert "nothing to measure on" in shown
+    assert "no photo can be measured" in shown
     (tmp_path / "some.jsonl").write_text('{"image": "cat.jpg", "caption": "x", "split": "val"}')
     assert main(["control", "mask", *words, "--dataset", str(tmp_path / "some.jsonl")]) == 1
     assert "broken.jpg" not in capsys.readouterr().err, "it is not of the data set"

@@ -20,7 +20,7 @@ from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
 from haav.studies.explain import _without, explain
-from haav.studies.html import render
+from haav.studies.html import render_explanation
 from haav.text import BOS
 from haav.types import PhotoView
 from helpers import SAMPLES, save_model
@@ -41,8 +41,8 @@ def captioned(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> list[Ca
     captions = captioner.caption_extracted(seen)
     item = PhotoItem("photo", lambda: b"")
     return [
-        CaptionedPhoto(item, views={name: views[number] for name, views in seen.items()}, caption=caption)
-        for number, caption in enumerate(captions)
+        CaptionedPhoto(item, views={name: views[index] for name, views in seen.items()}, caption=caption)
+        for index, caption in enumerate(captions)
     ]
 
 
@@ -82,9 +82,9 @@ def test_what_a_word_loses_is_its_probability_without_the_view(
     with torch.no_grad():
         whole = captioner.model(collate([""], own).views, tokens).logprobs.exp()[0, 0]
         blind = captioner.model(collate([""], {"cells": own["cells"]}).views, tokens).logprobs.exp()[0, 0]
-    for at, (number, word) in enumerate(zip(ids, cat.words, strict=True)):
-        assert word.probability == pytest.approx(whole[at, number].item(), abs=1e-6)
-        assert word.looks["objects"].lost == pytest.approx((whole - blind)[at, number].item(), abs=1e-6)
+    for position, (index, word) in enumerate(zip(ids, cat.words, strict=True)):
+        assert word.probability == pytest.approx(whole[position, index].item(), abs=1e-6)
+        assert word.looks["objects"].lost == pytest.approx((whole - blind)[position, index].item(), abs=1e-6)
     assert cat.without["objects"] == captioner.caption(SAMPLES / "cat.jpg", views=["cells"]).text
     assert cat.alone["objects"] == captioner.caption(SAMPLES / "cat.jpg", views=["objects"]).text
 
@@ -109,7 +109,7 @@ def test_pages_figures_and_data_are_written_for_each_photo(
     words = [str(SAMPLES / "cat.jpg"), str(SAMPLES / "coffee.jpg"), str(tmp_path / "broken.jpg")]
     assert main(["explain", *words, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "why")]) == 1
     made = sorted(file.name for file in (tmp_path / "why").iterdir())
-    assert made == sorted(f"{name}.{kind}" for name in ("cat", "coffee") for kind in ("html", "json", "png"))
+    assert made == sorted(f"{name}.{suffix}" for name in ("cat", "coffee") for suffix in ("html", "json", "png"))
     with Image.open(tmp_path / "why" / "cat.png") as figure:
         assert figure.width > 400
     data = json.loads((tmp_path / "why" / "cat.json").read_text())
@@ -141,7 +141,7 @@ def test_caption_explains_what_it_captions_also_from_standard_input(
 def test_no_caption_can_end_the_script_of_a_page() -> None:
     image = Image.new("RGB", (8, 8))
     data = {"caption": "</script><script>alert(1)</script>", "words": [], "views": {}, "without": {}, "alone": {}}
-    page = render("</title><b>", image, data)
+    page = render_explanation("</title><b>", image, data)
     assert page.count("</script>") == 2
     assert "</title><b>" not in page
 

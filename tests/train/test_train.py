@@ -505,8 +505,8 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a recipe to begin, or --resume RUN"),
-        (["toy"], "name a folder for the run with --out"),
+        ([], "give either a recipe, or --resume RUN"),
+        (["toy"], "a new run needs a folder: --out DIR"),
         (["toyy", "--out", "x"], "unknown recipe 'toyy'. Did you mean 'toy'?"),
         (["toy", "--out", "x", "--train.select_on", "test"], "'--train.select_on' is one of val, not 'test'"),
         (["toy", "--out", "x", "--train.precision", "16"], "'--train.precision' is one of 32, bf16, not '16'"),
@@ -548,7 +548,7 @@ def test_a_set_without_val_is_trained_and_its_last_model_kept(
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["--data.dataset", str(tmp_path / "train.jsonl"), "--data.store", str(store), "--train.epochs", "1"]
     assert main(["train", "toy", *words, "--out", str(tmp_path / "run")]) == 0
-    assert "no val photos to choose by: the last model is in" in capsys.readouterr().out
+    assert "no val photos to select a model: the last one is in" in capsys.readouterr().out
     last = {
         name: tensor
         for name, tensor in checkpoint_weights(tmp_path / "run").items()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from haav.cli.main import main
 from haav.errors import DataError, StoreError
-from haav.photos.sources import digests, find_photos
+from haav.photos.sources import digests, find_photos, photos_of
 from haav.store.lmdb import Store
 from haav.store.records import pack
 from haav.views.extract import extract
@@ -111,7 +111,7 @@ def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path:
     final = contents(store)["grid"]
     assert len(final) == 40
     assert known.items() <= final.items()
-    assert f"{40 - len(known)} photos extracted, {len(known)} were there, 0 failed" in done.stdout
+    assert f"{40 - len(known)} photos extracted, {len(known)} already stored, 0 failed" in done.stdout
     with Store(store) as opened:
         assert not [fault for _, fault in opened.verify("grid") if fault]
 
@@ -138,6 +138,18 @@ def test_photos_are_found_in_folders_tars_and_lists(tmp_path: Path) -> None:
     assert same["deep/002.jpg"] == same["002.jpg"]
 
 
+def test_tar_files_are_known_by_their_ending_in_any_case(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", 1)
+    (tmp_path / "tars").mkdir()
+    path = tmp_path / "tars" / "PHOTOS.TAR"
+    with tarfile.open(path, "w") as tar:
+        tar.add(photos / "000.jpg", "000.jpg")
+    for source in (path, tmp_path / "tars"):
+        assert [ref.id for ref in find_photos([source])] == ["000.jpg"]
+        refs, fault = photos_of(str(source))
+        assert ([ref.id for ref in refs], fault) == (["000.jpg"], "")
+
+
 def test_sources_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="no photo in"):
@@ -158,7 +170,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     (photos / "bad.jpg").write_text("")
     assert main(["extract", "--images", str(photos), "--store", store, "--workers", "1"]) == 1
     out = capsys.readouterr()
-    assert "2 photos extracted, 0 were there, 1 failed" in out.out
+    assert "2 photos extracted, 0 already stored, 1 failed" in out.out
     assert "failures.jsonl" in out.err
     assert main(["store", "info", store, "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
@@ -168,7 +180,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     assert main(["store", "export-webdataset", store, "--out", str(tmp_path / "w")]) == 0
     assert main(["store", "drop", store, "--view", "regions"]) == 0
     assert main(["store", "info", store]) == 0
-    assert "regions" not in capsys.readouterr().out.replace("'regions' is gone", "")
+    assert "regions" not in capsys.readouterr().out.replace("'regions' dropped", "")
     assert main(["store", "fly", store]) == 1
     assert "unknown action 'fly'" in capsys.readouterr().err
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from PIL import Image
 from haav.cli.main import main
 from haav.errors import ViewError
 from haav.store.records import pack, unpack
-from haav.views import PhotoBatch, build_extractor, extractors
+from haav.views import ExtractorOptions, PhotoBatch, build_extractor, extractors
 from haav.views.embedded.regions import CROPS, crops
 from haav.views.hub import clip as hub_clip
 from haav.views.hub import detr as hub_detr
@@ -35,17 +36,17 @@ CLIP_SIDE, PATCH, WIDTH, SHARED = 32, 8, 24, 12
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "layer_type": "basic"}
 
 
-def picture(number: int, size: tuple[int, int]) -> Image.Image:
+def picture(seed: int, size: tuple[int, int]) -> Image.Image:
     """Coloured blocks, so that crops and sizes make a difference"""
-    noise = np.random.default_rng(number).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    noise = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
 
 
-PICTURES = [picture(number, size) for number, size in enumerate(SIZES)]
+PICTURES = [picture(seed, size) for seed, size in enumerate(SIZES)]
 
 
 def batch(*pictures: Image.Image) -> PhotoBatch:
-    return PhotoBatch([f"{number}.jpg" for number in range(len(pictures))], pictures)
+    return PhotoBatch([f"{index}.jpg" for index in range(len(pictures))], pictures)
 
 
 @pytest.fixture(scope="session")
@@ -183,7 +184,9 @@ def random_database(models: Path, rows: int = 80) -> TextDatabase:
 
 def text_view(models: Path, name: str, textdb: TextDatabase | None = None) -> hub_clip.ClipTextExtractor:
     textdb = textdb or random_database(models)
-    view = build_extractor(name, clip_text_model=str(models / "clip"), textdb=textdb, bridge="left out")
+    view = build_extractor(
+        name, ExtractorOptions(clip_text_model=str(models / "clip"), textdb=textdb, bridge="left out")
+    )
     assert isinstance(view, hub_clip.ClipTextExtractor)
     return view
 
@@ -206,10 +209,10 @@ def test_photos_are_prepared_as_transformers_does(models: Path, name: str, proce
 
 def processor_class(name: str) -> Any:
     """transformers' processors of plain Pillow, which do without torchvision; a reference here, no dependency"""
-    kind = getattr(transformers, f"{name}ImageProcessorPil", None)
-    if kind is None:
+    pillow_class = getattr(transformers, f"{name}ImageProcessorPil", None)
+    if pillow_class is None:
         pytest.skip("this transformers has no Pillow processors to compare with")
-    return kind
+    return pillow_class
 
 
 def test_clip_is_prepared_without_a_preprocessor_file_too(folder: Path) -> None:
@@ -248,7 +251,7 @@ def test_a_strip_is_not_blown_up(models: Path) -> None:
 
 
 def test_clip_grid_is_the_towers_last_state_with_the_class_token_first(models: Path) -> None:
-    view = build_extractor("clip_grid", clip_model=str(models / "clip"))
+    view = build_extractor("clip_grid", ExtractorOptions(clip_model=str(models / "clip")))
     assert (view.spec.dim, view.spec.max_tokens) == (WIDTH, 1 + (CLIP_SIDE // PATCH) ** 2)
     tower = transformers.CLIPModel.from_pretrained(models / "clip").eval().vision_model
     for image, found in zip(PICTURES, view.extract(batch(*PICTURES)), strict=True):
@@ -261,10 +264,10 @@ def test_clip_grid_is_the_towers_last_state_with_the_class_token_first(models: P
 
 
 def extractors_of(models: Path) -> Iterator[Any]:
-    yield build_extractor("clip_grid", clip_model=str(models / "clip"))
+    yield build_extractor("clip_grid", ExtractorOptions(clip_model=str(models / "clip")))
     yield text_view(models, "clip_text_five")
-    yield build_extractor("detr_objects", detr_model=str(models / "detr"))
-    yield build_extractor("detr_objects", detr_model=str(models / "rtdetr"))
+    yield build_extractor("detr_objects", ExtractorOptions(detr_model=str(models / "detr")))
+    yield build_extractor("detr_objects", ExtractorOptions(detr_model=str(models / "rtdetr")))
 
 
 def test_a_batch_gives_what_its_photos_give_alone(models: Path) -> None:
@@ -395,7 +398,9 @@ def test_a_database_of_the_encoder_serves_the_view(models: Path, tmp_path: Path)
     (tmp_path / "texts.txt").write_text("\n".join(sentences))
     build = ["textdb", "--out", str(tmp_path / "db"), "--text", str(tmp_path / "texts.txt")]
     assert main([*build, "--clip-text-model", str(models / "clip")]) == 0
-    view = build_extractor("clip_text_whole", clip_text_model=str(models / "clip"), textdb=str(tmp_path / "db"))
+    view = build_extractor(
+        "clip_text_whole", ExtractorOptions(clip_text_model=str(models / "clip"), textdb=str(tmp_path / "db"))
+    )
     [found] = view.extract(batch(PICTURES[0]))
     assert found.labels is not None
     assert set(found.labels) <= set(sentences)
@@ -413,7 +418,7 @@ def test_texts_of_another_encoder_are_refused(models: Path, folder: Path) -> Non
 
 def test_text_views_say_what_they_need(models: Path) -> None:
     with pytest.raises(ViewError, match=r"clip_text_five(.|\n)*haav textdb"):
-        build_extractor("clip_text_five", clip_text_model=str(models / "clip"))
+        build_extractor("clip_text_five", ExtractorOptions(clip_text_model=str(models / "clip")))
     with pytest.raises(ViewError, match="takes 64 texts a crop; the text database has 63"):
         text_view(models, "clip_text_whole", random_database(models, 63))
 
@@ -423,7 +428,7 @@ def test_text_views_say_what_they_need(models: Path) -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("detr", 7), ("rtdetr", 50), ("yolos", 6)])
 def test_objects_are_the_detectors_queries_the_surest_first(models: Path, name: str, most: int) -> None:
-    view = build_extractor("detr_objects", detr_model=str(models / name))
+    view = build_extractor("detr_objects", ExtractorOptions(detr_model=str(models / name)))
     assert (view.spec.dim, view.spec.max_tokens) == (16 + 5 + 1, 50 if name == "yolos" else most)
     network = transformers.AutoModelForObjectDetection.from_pretrained(models / name).eval()
     for image, found in zip(PICTURES, view.extract(batch(*PICTURES)), strict=True):
@@ -458,7 +463,7 @@ def test_no_object_is_not_an_object(folder: Path) -> None:
     network = transformers.DetrForObjectDetection.from_pretrained(folder / "detr")
     network.class_labels_classifier.bias.data[-1] = 1000
     network.save_pretrained(folder / "detr")
-    view = build_extractor("detr_objects", detr_model=str(folder / "detr"))
+    view = build_extractor("detr_objects", ExtractorOptions(detr_model=str(folder / "detr")))
     [found] = view.extract(batch(PICTURES[0]))
     assert found.tokens.shape == (0, view.spec.dim)
     assert found.boxes is not None
@@ -471,7 +476,7 @@ def test_no_object_is_not_an_object(folder: Path) -> None:
 
 def test_the_fingerprint_is_that_of_the_weights(models: Path, folder: Path) -> None:
     def view(path: Path) -> Any:
-        return build_extractor("clip_grid", clip_model=str(path / "clip"))
+        return build_extractor("clip_grid", ExtractorOptions(clip_model=str(path / "clip")))
 
     first = view(models)
     assert view(folder).fingerprint == first.fingerprint
@@ -490,54 +495,76 @@ def test_the_fingerprint_is_that_of_the_weights(models: Path, folder: Path) -> N
 
 
 def test_weights_in_several_files_are_one_model(folder: Path) -> None:
-    expected = build_extractor("clip_grid", clip_model=str(folder / "clip"))
+    expected = build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))
     network = transformers.CLIPModel.from_pretrained(folder / "clip")
     (folder / "clip" / "model.safetensors").unlink()
     network.save_pretrained(folder / "clip", max_shard_size="20KB")
-    found = build_extractor("clip_grid", clip_model=str(folder / "clip"))
+    found = build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))
     assert len(hub.weight_files(folder / "clip")) > 1
     assert torch.equal(found.extract(batch(PICTURES[0]))[0].tokens, expected.extract(batch(PICTURES[0]))[0].tokens)
     hub.weight_files(folder / "clip")[-1].unlink()
     with pytest.raises(ViewError, match=r"holds no model-0"):
-        build_extractor("clip_grid", clip_model=str(folder / "clip"))
+        build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))
 
 
 def test_pickles_are_not_read(folder: Path) -> None:
     (folder / "clip" / "model.safetensors").rename(folder / "clip" / "pytorch_model.bin")
     with pytest.raises(ViewError, match=r"holds no model\.safetensors(.|\n)*safetensors only"):
-        build_extractor("clip_grid", clip_model=str(folder / "clip"))
+        build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))
 
 
 def test_missing_weights_are_not_made_up(folder: Path, models: Path) -> None:
     tower = transformers.CLIPVisionModel.from_pretrained(folder / "clip")
     (folder / "clip" / "model.safetensors").unlink()
     tower.save_pretrained(folder / "clip")
-    build_extractor("clip_grid", clip_model=str(folder / "clip"))  # needs no more than the tower
+    build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))  # needs no more than the tower
     textdb = random_database(folder)
     with pytest.raises(ViewError, match=r"lacks 1 weights of CLIPVisionModelWithProjection \(first: visual_proj"):
         text_view(folder, "clip_text_whole", textdb)
 
 
+def test_threads_share_one_network_and_one_tokenizer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hub.find_hub_model(models / "clip", "of this test")  # not loaded by another test
+    loads: list[str] = []
+
+    def slowly(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            loads.append(name)
+            time.sleep(0.2)
+            return load(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("CLIPVisionModel", "AutoTokenizer"):
+        library_class = getattr(transformers, name)
+        monkeypatch.setattr(library_class, "from_pretrained", slowly(name, library_class.from_pretrained))
+    with ThreadPoolExecutor(8) as pool:
+        networks = list(pool.map(lambda _: hub.load_network(model, "CLIPVisionModel"), range(4)))
+        tokenizers = list(pool.map(lambda _: hub.load_tokenizer(model), range(4)))
+    assert sorted(loads) == ["AutoTokenizer", "CLIPVisionModel"]
+    assert len({id(network) for network in networks}) == len({id(tokenizer) for tokenizer in tokenizers}) == 1
+
+
 def test_damaged_weights_are_named(folder: Path) -> None:
     (folder / "clip" / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ViewError, match=r"cannot be loaded as CLIPVisionModel \("):
-        build_extractor("clip_grid", clip_model=str(folder / "clip"))
+        build_extractor("clip_grid", ExtractorOptions(clip_model=str(folder / "clip")))
 
 
 def test_other_kinds_of_models_are_refused(models: Path) -> None:
     with pytest.raises(ViewError, match=r"is a model of type 'detr'; this view takes CLIP"):
-        build_extractor("clip_grid", clip_model=str(models / "detr"))
+        build_extractor("clip_grid", ExtractorOptions(clip_model=str(models / "detr")))
     with pytest.raises(ViewError, match=r"cannot be loaded as AutoModelForObjectDetection"):
-        build_extractor("detr_objects", detr_model=str(models / "clip"))
+        build_extractor("detr_objects", ExtractorOptions(detr_model=str(models / "clip")))
 
 
 def test_a_detector_without_preprocessor_file_is_refused(folder: Path) -> None:
     (folder / "detr" / "preprocessor_config.json").unlink()
     with pytest.raises(ViewError, match=r"has no preprocessor_config\.json"):
-        build_extractor("detr_objects", detr_model=str(folder / "detr"))
+        build_extractor("detr_objects", ExtractorOptions(detr_model=str(folder / "detr")))
     write(folder / "detr" / "preprocessor_config.json", {"size": {"side": 3}})
     with pytest.raises(ViewError, match="cannot be understood"):
-        build_extractor("detr_objects", detr_model=str(folder / "detr"))
+        build_extractor("detr_objects", ExtractorOptions(detr_model=str(folder / "detr")))
 
 
 def test_a_backbone_of_timm_is_refused_with_a_way_out(folder: Path) -> None:
@@ -545,12 +572,12 @@ def test_a_backbone_of_timm_is_refused_with_a_way_out(folder: Path) -> None:
     config["backbone_config"] = {"model_type": "timm_backbone", "backbone": "resnet50"}
     write(folder / "detr" / "config.json", config)
     with pytest.raises(ViewError, match=r"needs a library that haav does without(.|\n)*PekingU/rtdetr_r50vd"):
-        build_extractor("detr_objects", detr_model=str(folder / "detr"))
+        build_extractor("detr_objects", ExtractorOptions(detr_model=str(folder / "detr")))
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ViewError, match=r"clip_model: there is no folder .*nowhere"):
-        build_extractor("clip_grid", clip_model=str(tmp_path / "nowhere"))
+        build_extractor("clip_grid", ExtractorOptions(clip_model=str(tmp_path / "nowhere")))
 
 
 # The hub
@@ -628,15 +655,15 @@ def fake_hub(hub_cache: pytest.MonkeyPatch, folder: Path) -> Iterator[type[FakeH
 
 def test_a_model_is_downloaded_once(fake_hub: type[FakeHub], models: Path) -> None:
     (fake_hub.folder / "pytorch_model.bin").write_bytes(b"never to be fetched")
-    view = build_extractor("clip_grid", clip_model="someone/clip")
-    expected = build_extractor("clip_grid", clip_model=str(models / "clip"))
+    view = build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip"))
+    expected = build_extractor("clip_grid", ExtractorOptions(clip_model=str(models / "clip")))
     assert view.fingerprint == expected.fingerprint
     assert torch.equal(view.extract(batch(PICTURES[0]))[0].tokens, expected.extract(batch(PICTURES[0]))[0].tokens)
     assert not any("pytorch_model.bin" in path for path in fake_hub.asked)
     assert any("tokenizer_config.json" in path for path in fake_hub.asked)
     hub_clip.ClipTextEncoder("someone/clip").encode(["a dog"])  # its tokenizer came along
     fake_hub.asked.clear()
-    build_extractor("clip_grid", clip_model="someone/clip")
+    build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip"))
     assert not fake_hub.asked, "what is here is not asked for again"
 
 
@@ -651,24 +678,24 @@ def test_a_model_that_another_program_fetched_serves_without_a_connection(
     (here / "snapshots" / commit).mkdir(parents=True)
     shutil.copy(models / "clip" / "config.json", here / "snapshots" / commit)
     with pytest.raises(ViewError, match="cannot be fetched from the hub"):  # a broken-off download
-        build_extractor("clip_grid", clip_model="someone/clip")
+        build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip"))
     shutil.copy(models / "clip" / "model.safetensors", here / "snapshots" / commit)
-    view = build_extractor("clip_grid", clip_model="someone/clip")
+    view = build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip"))
     assert len(view.extract(batch(PICTURES[0]))[0].tokens) == view.spec.max_tokens
 
 
 def test_models_without_safetensors_and_unknown_ones_are_named(fake_hub: type[FakeHub]) -> None:
     (fake_hub.folder / "model.safetensors").unlink()
     with pytest.raises(ViewError, match=r"'someone/clip' has no safetensors(.|\n)*clip_model=someone/clip@REVISION"):
-        build_extractor("clip_grid", clip_model="someone/clip")
+        build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip"))
     with pytest.raises(ViewError, match="'someone/else' is neither a folder nor a model of the hub"):
-        build_extractor("clip_grid", clip_model="someone/else")
+        build_extractor("clip_grid", ExtractorOptions(clip_model="someone/else"))
     with pytest.raises(ViewError, match="is neither a folder nor a model of the hub"):
-        build_extractor("clip_grid", clip_model="not a name!")
+        build_extractor("clip_grid", ExtractorOptions(clip_model="not a name!"))
 
 
 def test_revisions_can_be_chosen(fake_hub: type[FakeHub]) -> None:
-    build_extractor("clip_grid", clip_model="someone/clip@refs/pr/3")
+    build_extractor("clip_grid", ExtractorOptions(clip_model="someone/clip@refs/pr/3"))
     assert any(path.startswith("/api/models/someone/clip/revision/refs%2Fpr%2F3") for path in fake_hub.asked)
 
 
@@ -690,7 +717,7 @@ def test_an_unreachable_hub_is_told_at_once_with_a_way_out(
     textdb = random_database(models)
     start = time.monotonic()
     with pytest.raises(ViewError) as caught:
-        build_extractor(view, textdb=textdb)
+        build_extractor(view, ExtractorOptions(textdb=textdb))
     assert time.monotonic() - start < hub.TIMEOUT
     message = str(caught.value)
     assert f"hf download {model}" in message
@@ -706,7 +733,7 @@ def test_without_transformers_the_extra_is_named(models: Path, monkeypatch: pyte
     assert views
     for view in views:
         with pytest.raises(ViewError, match=r'pip install "haav\[hub\]"'):
-            build_extractor(view, textdb=textdb)
+            build_extractor(view, ExtractorOptions(textdb=textdb))
 
 
 def test_the_views_are_imported_without_transformers() -> None:

@@ -57,9 +57,10 @@ def _hdf5(path: Path, arrays: dict[str, Any]) -> Path:
 
 def _texts(shape: tuple[int, ...]) -> np.ndarray:
     """ "0 3" at crop 0, rank 3"""
-    return np.array(["{} {}".format(*((0, *at) if len(at) == 1 else at)) for at in np.ndindex(shape)], object).reshape(
-        shape
-    )
+    return np.array(
+        ["{} {}".format(*((0, *position) if len(position) == 1 else position)) for position in np.ndindex(shape)],
+        object,
+    ).reshape(shape)
 
 
 def _txt_ctx(path: Path, photos: tuple[int, ...] = (1,), width: int = 768, k: int = 16) -> Path:
@@ -329,7 +330,7 @@ def test_a_photo_that_lacks_one_text_view_keeps_the_others(tmp_path: Path) -> No
 def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importers, "BATCH", 4)
     source, store = tmp_path / "a.tsv", tmp_path / "store"
-    source.write_text("".join(_row(number, _features(seed=number)) for number in range(10)))
+    source.write_text("".join(_row(index, _features(seed=index)) for index in range(10)))
 
     def stop(done: int, todo: int) -> None:
         assert (done, todo) == (4, 10)
@@ -345,8 +346,8 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path, monkeypatch:
     assert (summary.photos, summary.skipped, summary.failures) == (6, 4, [])
     assert len(read) == 6 + 1, "one for the probe; what is there is not even decoded"
     assert told[-1] == (10, 10)
-    for number in range(10):
-        _same(_get(store, "objects", str(number)).tokens[:, :2048], _features(seed=number))
+    for index in range(10):
+        _same(_get(store, "objects", str(index)).tokens[:, :2048], _features(seed=index))
     again = import_features("bottom_up_tsv", source, store)
     assert (again.photos, again.skipped) == (0, 10)
 
@@ -378,32 +379,32 @@ def test_unknown_kinds_and_views_are_answered_with_the_known_ones(tmp_path: Path
         import_features("txt_ctx_hdf5", tmp_path, tmp_path / "store", view="text_fives")
 
 
-@pytest.mark.parametrize("kind", list(LAYOUTS))
-def test_sources_that_do_not_fit_say_what_was_found_and_leave_no_store(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_sources_that_do_not_fit_say_what_was_found_and_leave_no_store(layout: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        import_features(kind, tmp_path / "nowhere", tmp_path / "store")
+        import_features(layout, tmp_path / "nowhere", tmp_path / "store")
     (tmp_path / "void").mkdir()
-    with pytest.raises(DataError, match=f"is a folder, .*'{kind}' reads"):
-        import_features(kind, tmp_path / "void", tmp_path / "store")
+    with pytest.raises(DataError, match=f"is a folder, .*'{layout}' reads"):
+        import_features(layout, tmp_path / "void", tmp_path / "store")
     other = tmp_path / "other.txt"
     other.write_text("a caption\n")
     with pytest.raises(DataError, match="does not look like|cannot read .* as HDF5"):
-        import_features(kind, other, tmp_path / "store")
+        import_features(layout, other, tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("layout", "says"),
     [
         ("oscar_hdf5", r"no obj_features or features in /1; found: boxes \(3, 4\), parts\."),
         ("vis_ctx_hdf5", "no grid_features in /1; found: boxes"),
         ("txt_ctx_hdf5", "no whole in /1; found: boxes"),
     ],
 )
-def test_missing_keys_are_told_with_what_is_there(kind: str, says: str, tmp_path: Path) -> None:
+def test_missing_keys_are_told_with_what_is_there(layout: str, says: str, tmp_path: Path) -> None:
     source = _hdf5(tmp_path / "x.hdf5", {"1/boxes": BOXES, "1/parts/x": BOXES})
     with pytest.raises(DataError, match=says):
-        import_features(kind, source, tmp_path / "store")
+        import_features(layout, source, tmp_path / "store")
 
 
 def test_groups_and_arrays_in_wrong_places_are_told(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from haav.errors import DataError, ViewError, WeightsError
 from haav.photos.sources import PhotoRef
 from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, ViewSpec, quiet
-from haav.views import Extractor, PhotoBatch, extractors
+from haav.views import Extractor, ExtractorOptions, PhotoBatch, extractors
 from haav.views.extract import extract
 from haav.views.retrieval import build
 from haav.views.retrieval.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
@@ -53,12 +53,12 @@ def test_search_equals_sorting_all_cosines_without_the_askers_own(seed: int, top
     texts, queries = database(), unit(4, 8, seed=seed)
     askers = ["p3", None, "stranger", "p7"]
     scores, rows = texts.search(queries, top, exclude_owner=askers)
-    for number, asker in enumerate(askers):
+    for index, asker in enumerate(askers):
         allowed = [row for row, entry in enumerate(texts.entries) if asker not in entry.owners]
-        cosines = {row: float(queries[number] @ texts.vectors[row].float()) for row in allowed}
+        cosines = {row: float(queries[index] @ texts.vectors[row].float()) for row in allowed}
         expected = sorted(allowed, key=lambda row: -cosines[row])[:top]
-        assert rows[number].tolist() == expected
-        assert scores[number].tolist() == pytest.approx([cosines[row] for row in expected], abs=1e-5)
+        assert rows[index].tolist() == expected
+        assert scores[index].tolist() == pytest.approx([cosines[row] for row in expected], abs=1e-5)
 
 
 def test_faiss_finds_what_torch_finds() -> None:
@@ -184,12 +184,12 @@ def trained_on(fitted: CrossFitted, bridge: int) -> set[str]:
 
 def test_no_photo_is_served_by_a_bridge_that_has_seen_it(fitted: CrossFitted) -> None:
     for photo in fitted.folds:
-        number = fitted.serves(photo)
-        assert number > 0
-        assert photo not in trained_on(fitted, number)
+        index = fitted.serves(photo)
+        assert index > 0
+        assert photo not in trained_on(fitted, index)
     assert fitted.serves("a photo of yours") == 0
     assert trained_on(fitted, 0) == set(fitted.folds)
-    sizes = [len(trained_on(fitted, number)) for number in range(1, 4)]
+    sizes = [len(trained_on(fitted, index)) for index in range(1, 4)]
     assert sizes == [40, 40, 40]
 
 
@@ -203,8 +203,8 @@ def test_training_really_leaves_the_fold_out() -> None:
     changed = pairs.features.clone()
     changed[fold == 1] += 5.0
     after = train_bridge(Pairs(pairs.photos, changed, pairs.vectors, pairs.rows), "toy", config)
-    for number, same in enumerate((False, False, True, False)):
-        pairs_of = zip(before.bridges[number].parameters(), after.bridges[number].parameters(), strict=True)
+    for index, same in enumerate((False, False, True, False)):
+        pairs_of = zip(before.bridges[index].parameters(), after.bridges[index].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs_of) == same
 
 
@@ -212,8 +212,8 @@ def test_each_photo_goes_through_its_own_bridge(fitted: CrossFitted) -> None:
     features = torch.randn(4, 3, 12)
     ids = ["p0", "stranger", "p5", "p9"]
     found = fitted(features, ids)
-    for number, photo in enumerate(ids):
-        assert_close(found[number], fitted.bridges[fitted.serves(photo)](features[number]))
+    for index, photo in enumerate(ids):
+        assert_close(found[index], fitted.bridges[fitted.serves(photo)](features[index]))
     assert_close(found.norm(dim=-1), torch.ones(4, 3))
 
 
@@ -227,8 +227,8 @@ def test_the_bridge_learns_what_can_be_learned(fitted: CrossFitted) -> None:
 def test_recall_counts_by_hand() -> None:
     vectors = torch.eye(4)
     queries = torch.tensor([[1.0, 0.5, 0, 0], [0, 0.5, 1.0, 0.7]])
-    found = recall(queries, vectors, [(1,), (0, 3)], at=(1, 2, 4))
-    assert found == {"recall@1": 0.0, "recall@2": 100.0, "recall@4": 100.0}
+    recalls = recall(queries, vectors, [(1,), (0, 3)], ranks=(1, 2, 4))
+    assert recalls == {"recall@1": 0.0, "recall@2": 100.0, "recall@4": 100.0}
 
 
 def test_a_bridge_survives_the_way_to_disk_and_damage_is_noticed(tmp_path: Path, fitted: CrossFitted) -> None:
@@ -344,7 +344,7 @@ def test_a_bridge_may_start_from_any_view_of_a_photo_and_its_crops(
     assert extractor.extract(stored)[0].labels == extractor.extract(live)[0].labels
     refs = [PhotoRef("p3.jpg", str(tmp_path / "not there: the store is enough"))]
     texts.save(tmp_path / "texts")
-    options = {"bridge": str(tmp_path / "bridge"), "textdb": str(tmp_path / "texts")}
+    options = ExtractorOptions(bridge=tmp_path / "bridge", textdb=tmp_path / "texts")
     assert not extract(refs, tmp_path / "s", ["text_five"], options, workers=1).failures
     with Store(tmp_path / "s") as store:
         assert store.get("text_five", "p3.jpg").labels == extractor.extract(live)[0].labels
@@ -374,7 +374,7 @@ def test_real_sentences_that_mean_the_same_are_near() -> None:
 
 
 def test_a_sample_is_even_keeps_order_and_is_the_same_each_time() -> None:
-    entries = [Entry(f"sentence number {number}") for number in range(2000)]
+    entries = [Entry(f"sentence number {index}") for index in range(2000)]
     kept = sample_entries(entries, 500)
     rows = [entries.index(entry) for entry in kept]
     assert len(kept) == 500

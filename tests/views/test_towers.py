@@ -21,7 +21,7 @@ from haav import weights
 from haav.cpu import has_fbgemm
 from haav.errors import ConfigError, ViewError
 from haav.photos.images import load_image
-from haav.views import PhotoBatch, build_extractor, extractors
+from haav.views import ExtractorOptions, PhotoBatch, build_extractor, extractors
 from haav.views.embedded import clip, dinov2, vit
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
@@ -290,7 +290,7 @@ def test_flops_are_counted_as_by_hand() -> None:
 @pytest.mark.parametrize("name", TOWER_VIEWS)
 def test_a_wrong_precision_is_refused_before_any_photo(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown precision 'int9'"):
-        build_extractor(name, precision="int9")
+        build_extractor(name, ExtractorOptions(precision="int9"))
 
 
 # Other sources of the same weights
@@ -310,7 +310,7 @@ def test_clip_is_read_from_safetensors_of_the_hub_too(tmp_path: Path, photos: Ph
     one = PhotoBatch(photos.ids[:1], photos.images[:1])
     assert torch.equal(other.hidden(one), ours.hidden(fresh(one)))
     assert other.fingerprint != ours.fingerprint
-    extractor = build_extractor("patches", clip_source=str(path))
+    extractor = build_extractor("patches", ExtractorOptions(clip_source=str(path)))
     assert extractor.fingerprint != build_extractor("patches").fingerprint
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.testing import assert_close
 
-from haav.cli.main import main
 from haav.errors import ConfigError, ViewError
 from haav.photos.images import load_image
-from haav.photos.sources import find_photos
-from haav.store import Store
-from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, base, build_extractor, extractors, view_names
+from haav.views import PhotoBatch, build_extractor, extractors
 from haav.views.embedded import efficientnet, folded_conv, yolo
-from haav.views.embedded.grid import GridExtractor
 from haav.views.embedded.objects import MAX_OVERLAP, MIN_SCORE, suppress
 from haav.views.embedded.pooling import pool
 from haav.views.embedded.regions import CROPS, crops
-from haav.views.extract import extract
-from haav.views.live import ViewExtractors
 
 EMBEDDED = [
     name
@@ -143,18 +133,18 @@ def test_detector_is_opencvs(photos: dict[str, Image.Image]) -> None:
     pixels = PhotoBatch(tuple(photos), list(photos.values())).pixels(yolo.SIZE)
     with torch.no_grad():
         ours = yolo.load_yolo()(pixels)
-    for number, picture in enumerate(pixels):
+    for index, picture in enumerate(pixels):
         image = np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
         network.setInput(cv2.dnn.blobFromImage(image, 1 / 255, (yolo.SIZE, yolo.SIZE)))
         theirs = torch.from_numpy(np.concatenate(network.forward(network.getUnconnectedOutLayersNames())))
         scores, order = theirs[:, 5:].max(dim=1).values.sort(descending=True)
-        mine, mine_order = ours.scores[number].max(dim=1).values.sort(descending=True)
+        mine, mine_order = ours.scores[index].max(dim=1).values.sort(descending=True)
         sure = int((scores > 0.25).sum())
         assert sure > 0
         assert_close(mine[:sure], scores[:sure], rtol=1e-3, atol=1e-3)
         centre, size = theirs[order[:sure], :2], theirs[order[:sure], 2:4]
         expected = torch.cat([centre - size / 2, centre + size / 2], dim=1)
-        assert_close(ours.boxes[number, mine_order[:sure]], expected, rtol=1e-3, atol=1e-3)
+        assert_close(ours.boxes[index, mine_order[:sure]], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_objects_are_what_one_sees(batch: PhotoBatch, photos: dict[str, Image.Image]) -> None:
@@ -251,7 +241,7 @@ def test_suppression_equals_the_slow_obvious_loop(items: list[tuple[float, ...]]
     assert suppress(boxes, scores, classes).tolist() == kept
 
 
-# A batch of photos, and plug-ins
+# A batch of photos
 
 
 def test_networks_run_once_a_batch(batch: PhotoBatch) -> None:
@@ -266,133 +256,3 @@ def test_unknown_views_are_suggested() -> None:
         build_extractor("gird")
     with pytest.raises(ViewError, match="needs a bridge and a text database"):
         build_extractor("text_whole")
-
-
-PLUGIN = '''
-import torch
-from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor
-
-class ColourExtractor(Extractor):
-    """The mean colour of the photo."""
-    name, licence, fingerprint = "colours", "CC0", "colours-1"
-    spec = ViewSpec(dim=3, max_tokens=1)
-
-    def extract(self, photos):
-        return [PhotoView(picture.float().mean(dim=(1, 2))[None] / 255) for picture in photos.pixels(8)]
-
-class Halves(ColourExtractor):
-    name = "halves"
-
-    def extract(self, photos):
-        if any(image.width < 20 for image in photos.images):
-            raise ZeroDivisionError("too narrow")
-        return super().extract(photos)
-
-class Fragile(ColourExtractor):
-    name = "fragile"
-
-    def __init__(self, hue=None):
-        raise KeyError("no weights")
-
-class Grid(ColourExtractor):
-    name = "grid"
-
-class Lazy(Extractor):
-    name = "lazy"
-
-number = 7
-'''
-
-
-@pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Plug-ins as pip would lay them out: modules and their entry points, good and bad"""
-    (tmp_path / "toy_colours.py").write_text(PLUGIN)
-    (tmp_path / "toy_broken.py").write_text("import a_package_that_is_not_there\n")
-    info = tmp_path / "toy_colours-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-colours\nVersion: 1.0\n")
-    points = {
-        "colours": "ColourExtractor",
-        "halves": "Halves",
-        "fragile": "Fragile",
-        "grid": "Grid",
-        "lazy": "Lazy",
-        "seven": "number",
-        "misnamed": "ColourExtractor",
-    }
-    lines = [f"{name} = toy_colours:{value}" for name, value in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[haav.views]", *lines, "gone = toy_broken:Gone", ""]))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(base.extractors, "_entries", dict(base.extractors._entries))
-    base.broken_plugins.cache_clear()
-    yield tmp_path
-    base.broken_plugins.cache_clear()
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_package_adds_a_view_with_an_entry_point() -> None:
-    extractor = build_extractor("colours")
-    assert isinstance(extractor, Extractor)
-    view: PhotoView = extractor.extract(PhotoBatch(["r"], [Image.new("RGB", (9, 9), "red")]))[0]
-    assert_close(view.tokens, torch.tensor([[1.0, 0.0, 0.0]]))
-    assert extractor.spec == ViewSpec(3, 1)
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_broken_plug_in_costs_that_plug_in_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"colours", "cells"} <= set(view_names())
-    assert isinstance(build_extractor("grid"), GridExtractor)
-    reasons = {
-        "gone": "ModuleNotFoundError: No module named 'a_package_that_is_not_there'",
-        "seven": "toy_colours:number is not a subclass of haav.views.Extractor",
-        "lazy": "toy_colours:Lazy lacks extract, fingerprint",
-        "misnamed": "has the name 'colours', its entry point 'misnamed'",
-        "fragile": "KeyError: 'no weights'",
-    }
-    for name, reason in reasons.items():
-        with pytest.raises(ViewError, match=re.escape(reason)) as found:
-            build_extractor(name)
-        assert "the plug-in toy-colours 1.0 (toy_" in str(found.value)
-    assert main(["views"]) == 0
-    out, err = capsys.readouterr()
-    assert "colours  [CC0]" in out
-    assert "text_whole  [of the captions in the text database]  needs --bridge, --textdb" in out
-    assert "the name is taken by a view of haav" in err
-    assert "a_package_that_is_not_there" in err
-    with pytest.raises(ConfigError, match=r"Did you mean 'colours'(?s:.*)Broken: view 'gone'"):
-        build_extractor("colour")
-
-
-def test_a_plug_in_that_fails_on_a_photo_leaves_the_other_views_their_photo(plugins: Path) -> None:
-    (plugins / "photos").mkdir()
-    for name, width in (("wide.png", 30), ("narrow.png", 10)):
-        Image.new("RGB", (width, 30), "red").save(plugins / "photos" / name)
-    summary = extract(find_photos([plugins / "photos"]), plugins / "s", ["colours", "halves"], workers=1)
-    assert [(failure.image, failure.views) for failure in summary.failures] == [("narrow.png", ("halves",))]
-    assert "ZeroDivisionError: too narrow" in summary.failures[0].error
-    with Store(plugins / "s") as store:
-        assert store.ids("colours") == ["narrow.png", "wide.png"]
-        assert store.ids("halves") == ["wide.png"]
-
-
-def test_options_that_no_view_takes_are_suggested() -> None:
-    """Also where another extractor takes options, and where `__init__` has a local variable of that name"""
-    with pytest.raises(ConfigError, match=r"unknown option of views 'clip_modle'\. Did you mean 'clip_model'"):
-        build_extractor("grid", clip_modle="x")
-    for local in ("config", "self", "args"):
-        with pytest.raises(ConfigError, match="unknown option of views"):
-            build_extractor("grid", **{local: "x"})
-    assert build_extractor("grid", clip_model="x", bridge=None, textdb="y").name == "grid"
-    with pytest.raises(ConfigError, match="Did you mean 'textdb'"):
-        ViewExtractors({}, text_db="x")
-
-
-def test_every_extractor_declares_what_it_needs_and_gives() -> None:
-    for name in extractors:
-        kind = extractors.get(name)
-        assert set(kind.needs) <= {"bridge", "textdb"}
-        assert set(kind.needs) <= inspect.signature(kind).parameters.keys()
-        assert set(kind.gives) <= {"sentences", "boxes"}
-        assert ("sentences" in kind.gives) == ("textdb" in kind.needs)

@@ -108,7 +108,7 @@ def test_what_cannot_be_answered_is_said(
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "status"),
+    ("body", "content_type", "status"),
     [
         (b'{"image": "http://example.com/cat.jpg"}', "application/json", 422),
         (b'{"image": "/etc/passwd"}', "application/json", 422),
@@ -129,8 +129,10 @@ def test_what_cannot_be_answered_is_said(
         (b"", "", 415),
     ],
 )
-def test_no_address_and_no_malformed_body_gets_further(client: TestClient, body: bytes, kind: str, status: int) -> None:
-    answer = client.post("/v1/caption", content=body, headers={"content-type": kind})
+def test_no_address_and_no_malformed_body_gets_further(
+    client: TestClient, body: bytes, content_type: str, status: int
+) -> None:
+    answer = client.post("/v1/caption", content=body, headers={"content-type": content_type})
     assert answer.status_code == status
     assert answer.json()["error"]
 

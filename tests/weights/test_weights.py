@@ -25,7 +25,7 @@ from haav.cli.main import main
 from haav.errors import ConfigError, WeightsError
 from haav.pretrained import find_model
 from haav.types import quiet
-from haav.views import extractors, weights_of
+from haav.views import ExtractorOptions, extractors, weights_of
 from haav.views.retrieval.sentences import MiniLM
 from haav.weights import ARTEFACTS, Artefact, Member
 from helpers import ROOT
@@ -421,7 +421,7 @@ def test_the_command_lists_fetches_verifies_and_removes(listed: Artefact, capsys
     assert main(["weights"]) == 0
     assert re.search(r"tiny +│ +yes │ +0 │ CC0-1.0", capsys.readouterr().out)
     assert main(["weights", "verify"]) == 0
-    assert capsys.readouterr().out == "tiny: whole\n"
+    assert capsys.readouterr().out == "tiny: complete\n"
     flip(weights.folder(listed) / "net.bin")
     assert main(["weights", "verify"]) == 1
     assert "haav weights fetch tiny" in capsys.readouterr().err
@@ -475,7 +475,7 @@ def test_every_view_runs_on_weights_of_the_table() -> None:
         assert set(extractors.get(name).weights) <= set(ARTEFACTS), name
     assert weights_of(["cells", "objects"]) == ("efficientnet-lite2", "yolov4-tiny")
     bridge = str(find_model("best") / "bridge")
-    assert weights_of(["text_whole"], bridge=bridge) == ("efficientnet-lite2", "yolov4-tiny")
+    assert weights_of(["text_whole"], ExtractorOptions(bridge=bridge)) == ("efficientnet-lite2", "yolov4-tiny")
     assert weights_of(["grid", "not_installed"]) == ("efficientnet-lite2",)
 
 

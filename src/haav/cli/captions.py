@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from haav.cli.common import Overrides, fetch_weights_of, listed, load_captioner
+from haav.cli.common import (
+    Device,
+    Model,
+    Models,
+    Overrides,
+    Photos,
+    Precision,
+    Views,
+    fetch_weights_of,
+    listed,
+    load_captioner,
+)
 from haav.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,23 +26,23 @@ if TYPE_CHECKING:
 
 
 def caption(
-    paths: Annotated[list[str], "photos, folders, tar files, patterns; - is standard input"],
+    paths: Photos,
     *,
-    model: Annotated[str, "a model that is shipped, or a model directory; several with commas"] = "best",
-    json: Annotated[bool, "a line of JSON for each photo"] = False,
-    beam: Annotated[int | None, "captions searched at once: more is slower and a little better"] = None,
-    n_best: Annotated[int, "captions shown for each photo"] = 1,
-    views: Annotated[str, "use only these views of the model, with commas"] = "",
-    must: Annotated[str, "words that captions say, with commas; a|b: one of them"] = "",
-    never: Annotated[str, "words that captions do not say, with commas"] = "",
-    out: Annotated[str | None, "file for the lines of JSON; run again, it goes on where it stopped"] = None,
-    batch: Annotated[int, "photos captioned together"] = 8,
-    explain: Annotated[str | None, "folder for a page about each caption, as `haav explain` makes them"] = None,
-    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
-    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
+    model: Models = "best",
+    json: Annotated[bool, "print one line of JSON per photo"] = False,
+    beam: Annotated[int | None, "beam width; wider is slower and slightly better (default: the model's)"] = None,
+    n_best: Annotated[int, "number of captions per photo"] = 1,
+    views: Views = "",
+    must: Annotated[str, "words that captions must contain, comma-separated; a|b for either"] = "",
+    never: Annotated[str, "words that captions must not contain, comma-separated"] = "",
+    out: Annotated[str | None, "file for the lines of JSON; an interrupted run is resumed"] = None,
+    batch: Annotated[int, "photos per batch"] = 8,
+    explain: Annotated[str | None, "folder for explanations, as written by `haav explain`"] = None,
+    device: Device = "cpu",
+    precision: Precision = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """Caption photos; the words of a caption are coloured by the view that each trusts most."""
+    """Caption photos. Each word has the colour of the view with the largest weight."""
     from haav.cli import output
     from haav.inference import stream
     from haav.studies.explain import Pages, weighing
@@ -61,7 +72,7 @@ def caption(
                 waiting = []
             show(there + done, photo)
     if file is not None:
-        print(f"{out}: {len(items) - failed:,} captions, {there:,} of them were there; {failed} failed.")
+        print(f"{out}: {len(items) - failed:,} captions, {there:,} of them kept; {failed} failed.")
     return 1 if failed else 0
 
 
@@ -78,16 +89,16 @@ def _options(
 
 
 def explain(
-    paths: Annotated[list[str], "photos, folders, tar files, patterns; - is standard input"],
+    paths: Photos,
     *,
-    out: Annotated[str, "folder for a page (.html), a figure (.png) and data (.json) of each photo"],
-    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
-    views: Annotated[str, "use only these views of the model, with commas"] = "",
-    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
-    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
+    out: Annotated[str, "folder for a page (.html), a figure (.png) and data (.json) per photo"],
+    model: Model = "best",
+    views: Views = "",
+    device: Device = "cpu",
+    precision: Precision = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """Show why each word of a caption is there: views, places, sentences, and what would be said without them."""
+    """Explain each word of a caption: view weights, attention, and captions without each view."""
     from haav.cli import output
     from haav.inference import stream
     from haav.studies.explain import Pages, weighing
@@ -111,18 +122,18 @@ def explain(
 
 def serve(
     *,
-    host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines in"] = "127.0.0.1",
+    host: Annotated[str, "address to listen on; 0.0.0.0 accepts other machines"] = "127.0.0.1",
     port: Annotated[int, "port to listen on"] = 8000,
-    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
-    device: Annotated[str, "where the networks run, e.g. cuda"] = "cpu",
-    precision: Annotated[str | None, "of the networks that make views: auto, float32, bfloat16 or int8"] = None,
+    model: Model = "best",
+    device: Device = "cpu",
+    precision: Precision = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """A page to drop photos on, and an API (POST /v1/caption). Ctrl-C ends it."""
+    """Serve a web page and an HTTP API (POST /v1/caption). Ctrl-C stops it."""
     try:
         from haav.web import server
     except ImportError:
-        raise ConfigError('the page needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
+        raise ConfigError('haav serve needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
 
     with server.bind(host, port) as bound:
         captioner = load_captioner(model, overrides, device, precision)

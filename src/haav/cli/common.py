@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from haav import weights
 from haav.errors import ConfigError
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 Overrides = list[tuple[str, str]]
 """dotted flags as typed, with their values"""
+
+# Parameters that mean the same in several commands
+Photos = Annotated[list[str], "photos, folders, tar files or glob patterns; - for standard input"]
+Model = Annotated[str, "name of a shipped model, or a model directory"]
+Models = Annotated[str, "name of a shipped model, or a model directory; several, comma-separated, form an ensemble"]
+Views = Annotated[str, "views of the model to use, comma-separated (default: all)"]
+Device = Annotated[str, "device of the networks, e.g. cuda"]
+Precision = Annotated[str | None, "precision of the networks of views: auto, float32, bfloat16 or int8"]
+Seed = Annotated[int, "random seed"]
+Split = Annotated[str, "split of the data set: train, val or test"]
+Json = Annotated[bool, "print JSON"]
 
 
 def load_captioner(
@@ -29,7 +40,7 @@ def load_captioner(
     decode = {}
     for (section, *rest), setting in flags_from(overrides or []).items():
         if section != "decode":
-            raise ConfigError(f"'{setting.spelling}' cannot be changed once a model is trained; --decode.… can.")
+            raise ConfigError(f"'{setting.spelling}' cannot be changed after training; only --decode.… settings can.")
         decode[".".join(rest)] = setting.value
     if decode:
         captioner = captioner.with_config(override(captioner.config, "decode", decode))

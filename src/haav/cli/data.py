@@ -7,67 +7,57 @@ from pathlib import Path
 from typing import Annotated
 
 from haav import weights
-from haav.cli.common import fetch_weights, listed, print_json
+from haav.cli.common import Device, Json, Seed, fetch_weights, listed, print_json
 from haav.errors import ConfigError, unknown
 from haav.provenance import MadeBy
 
 
 def extract(
     *,
-    images: Annotated[str, "a folder, a .tar, a .txt list of paths; several with commas"],
-    store: Annotated[str, "view store to fill; made when it is not there"],
-    views: Annotated[str | None, "which views, with commas (default: grid,cells,objects,regions)"] = None,
-    model: Annotated[str | None, "extract what this model reads, with its bridge and text database"] = None,
-    bridge: Annotated[str | None, "for text views: a directory made by haav bridge"] = None,
-    textdb: Annotated[str | None, "for text views: a directory made by haav textdb"] = None,
-    clip_model: Annotated[str | None, "for clip_grid: a hub name or a folder"] = None,
-    clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder"] = None,
-    detr_model: Annotated[str | None, "for detr_objects: a hub name or a folder"] = None,
-    clip_source: Annotated[str | None, "for patch views: CLIP ViT-B/16 of the hub, a folder or a file"] = None,
-    precision: Annotated[str | None, "for patch views: auto, float32, bfloat16 or int8"] = None,
-    device: Annotated[str | None, "where networks run, e.g. cuda (default: cpu)"] = None,
-    workers: Annotated[int | None, "processes (default: one per core)"] = None,
+    images: Annotated[str, "folder, .tar file or .txt list of paths; several, comma-separated"],
+    store: Annotated[str, "view store to write to; created if missing"],
+    views: Annotated[str | None, "views to extract, comma-separated (default: grid,cells,objects,regions)"] = None,
+    model: Annotated[str | None, "model whose views to extract, with its bridge and text database"] = None,
+    bridge: Annotated[str | None, "text views: directory written by haav bridge"] = None,
+    textdb: Annotated[str | None, "text views: directory written by haav textdb"] = None,
+    clip_model: Annotated[str | None, "clip_grid: hub name or folder"] = None,
+    clip_text_model: Annotated[str | None, "clip_text views: hub name or folder"] = None,
+    detr_model: Annotated[str | None, "detr_objects: hub name or folder"] = None,
+    clip_source: Annotated[str | None, "patch views: hub name, folder or file of CLIP ViT-B/16"] = None,
+    precision: Annotated[str | None, "patch views: auto, float32, bfloat16 or int8"] = None,
+    device: Device = "cpu",
+    workers: Annotated[int | None, "worker processes (default: one per core)"] = None,
     batch: Annotated[int, "photos per batch"] = 8,
 ) -> int:
-    """Turn photos into views and keep them; run it again to finish or to add a view."""
+    """Extract views of photos into a store. Run it again to resume or to add a view."""
     from haav.cli import output
     from haav.photos import sources
-    from haav.views import DEFAULT_VIEWS, extract, weights_of
+    from haav.views import DEFAULT_VIEWS, ExtractorOptions, extract, weights_of
 
     made_by: MadeBy = {}
-    options = {
-        "bridge": bridge,
-        "textdb": textdb,
-        "clip_model": clip_model,
-        "clip_text_model": clip_text_model,
-        "detr_model": detr_model,
-        "clip_source": clip_source,
-        "precision": precision,
-        "device": device,
-    }
+    options = ExtractorOptions(device, precision, bridge, textdb, clip_source, clip_model, clip_text_model, detr_model)
     if model is not None:
         from haav.pretrained import find_model, read_config
-        from haav.views.live import own_texts
+        from haav.views.live import with_own_texts
 
         home = find_model(model)
         config = read_config(home)
         views, made_by = views or ",".join(config.model.views), config.made_by
-        options = own_texts(home) | {key: value for key, value in options.items() if value is not None}
+        options = with_own_texts(options, home)
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
     refs = sources.find_photos(images.split(","))
-    fetch_weights(weights.find(name) for name in weights_of(chosen, **options))
+    fetch_weights(weights.find(name) for name in weights_of(chosen, options))
     with output.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
-    print(
-        f"{store}: {summary.photos:,} photos extracted, {summary.skipped:,} were there, {len(summary.failures)} failed."
-    )
+    counts = f"{summary.photos:,} photos extracted, {summary.skipped:,} already stored, {len(summary.failures)} failed"
+    print(f"{store}: {counts}.")
     if summary.failures:
-        print(f"{store}/{extract.FAILURES} names them; the first: {summary.failures[0].error}", file=sys.stderr)
+        print(f"{store}/{extract.FAILURES} lists them; the first: {summary.failures[0].error}", file=sys.stderr)
     return 1 if summary.failures else 0
 
 
 def views() -> int:
-    """The views that can be extracted, what each needs, and plug-ins that do not work."""
+    """List the views that can be extracted, what each needs, and broken plug-ins."""
     from haav.views import broken_plugins, extractors, view_names
 
     for name in view_names():
@@ -80,22 +70,23 @@ def views() -> int:
 
 
 def import_features(
-    kind: Annotated[str, "bottom_up_tsv, bottom_up_npz, oscar_hdf5, vis_ctx_hdf5 or txt_ctx_hdf5"],
-    source: Annotated[str, "the file, or folder of files"],
+    layout: Annotated[
+        str, "layout of the files: bottom_up_tsv, bottom_up_npz, oscar_hdf5, vis_ctx_hdf5 or txt_ctx_hdf5"
+    ],
+    source: Annotated[str, "file, or folder of files"],
     *,
-    store: Annotated[str, "view store to fill; made when it is not there"],
-    view: Annotated[str | None, "name of the view, where the layout leaves a choice"] = None,
-    id_template: Annotated[str, "photo's name from the file's id, e.g. {id:012d}.jpg"] = "{id}",
+    store: Annotated[str, "view store to write to; created if missing"],
+    view: Annotated[str | None, "name of the view, if the layout leaves a choice"] = None,
+    id_template: Annotated[str, "template of photo names, e.g. {id:012d}.jpg"] = "{id}",
 ) -> int:
-    """Bring features that others extracted into a view store."""
+    """Import features that other programs extracted into a view store."""
     from haav.cli import output
     from haav.views import importers
 
     with output.progress("photos") as progress:
-        summary = importers.import_features(kind, Path(source), store, view, id_template, progress)
-    print(
-        f"{store}: {summary.photos:,} photos imported, {summary.skipped:,} were there, {len(summary.failures)} failed."
-    )
+        summary = importers.import_features(layout, Path(source), store, view, id_template, progress)
+    counts = f"{summary.photos:,} photos imported, {summary.skipped:,} already stored, {len(summary.failures)} failed"
+    print(f"{store}: {counts}.")
     for failure in summary.failures[:10]:
         print(f"{failure.image}: {failure.error}", file=sys.stderr)
     return 1 if summary.failures else 0
@@ -103,14 +94,14 @@ def import_features(
 
 def store(
     action: Annotated[str, "info, verify, drop or export-webdataset"],
-    path: Annotated[str, "the view store"],
+    path: Annotated[str, "view store"],
     *,
-    view: Annotated[str | None, "one view only (drop needs it)"] = None,
+    view: Annotated[str | None, "a single view (required by drop)"] = None,
     out: Annotated[str | None, "export-webdataset: folder for the shards"] = None,
     shard_size: Annotated[int, "export-webdataset: photos per shard"] = 1000,
-    json: Annotated[bool, "print JSON"] = False,
+    json: Json = False,
 ) -> int:
-    """Look at a view store, check every record, take a view out, or write it as WebDataset shards."""
+    """Inspect a view store, verify its records, drop a view, or write WebDataset shards."""
     from haav.cli import output
     from haav.store import Store, shards
 
@@ -126,7 +117,7 @@ def store(
             if not view:
                 raise ConfigError("drop needs --view NAME.")
             opened.drop(view)
-            print(f"{path}: view '{view}' is gone.")
+            print(f"{path}: view '{view}' dropped.")
         elif action == "verify":
             faults = [(name, photo, fault) for name in chosen for photo, fault in opened.verify(name) if fault]
             for name, photo, fault in faults[:20]:
@@ -140,12 +131,12 @@ def store(
 
 
 def dataset(
-    path: Annotated[str, "Karpathy or COCO JSON, CSV, JSONL (.gz is fine), or a folder with captions.txt"],
+    path: Annotated[str, "Karpathy or COCO JSON, CSV or JSONL (also .gz), or a folder with captions.txt"],
     *,
-    images: Annotated[str | None, "where the pictures are, to look for missing and duplicate ones"] = None,
-    json: Annotated[bool, "print JSON"] = False,
+    images: Annotated[str | None, "folder, tar or list of the photos, to find missing and duplicate ones"] = None,
+    json: Json = False,
 ) -> int:
-    """Count a data set's photos and captions; photos shared between splits are an error."""
+    """Count the photos and captions of a data set. Photos shared between splits are an error."""
     from dataclasses import asdict
 
     from haav.cli import output
@@ -161,14 +152,18 @@ def dataset(
 def textdb(
     *,
     out: Annotated[str, "directory to write"],
-    captions: Annotated[str, "data sets whose training captions go in, with commas"] = "",
-    text: Annotated[str, "text files, a sentence a line, with commas"] = "",
-    visual_genome: Annotated[str, "attributes.json, relationships.json, with commas"] = "",
-    exclude: Annotated[str | None, "text file of Visual Genome or COCO image ids to leave out"] = None,
-    limit: Annotated[int | None, "at most as many sentences, an even sample (60000: 25 MB when shipped)"] = None,
-    clip_text_model: Annotated[str | None, "for clip_text views: a hub name or a folder (default: MiniLM)"] = None,
+    captions: Annotated[str, "data sets whose training captions to include, comma-separated"] = "",
+    text: Annotated[str, "text files with one sentence per line, comma-separated"] = "",
+    visual_genome: Annotated[str, "attributes.json and relationships.json, comma-separated"] = "",
+    exclude: Annotated[str | None, "text file of Visual Genome or COCO image ids to exclude"] = None,
+    limit: Annotated[
+        int | None, "largest number of sentences, sampled evenly (60000 take 25 MB in a packed model)"
+    ] = None,
+    clip_text_model: Annotated[
+        str | None, "clip_text views: hub name or folder of the encoder (default: MiniLM)"
+    ] = None,
 ) -> int:
-    """Make the text database that photos are described from. Only training captions ever enter."""
+    """Build the text database that text views retrieve from. Only training captions are included."""
     from haav.cli import output
     from haav.views.retrieval import sentences
     from haav.views.retrieval.build import build_textdb
@@ -190,16 +185,16 @@ def textdb(
 
 def bridge(
     *,
-    store: Annotated[str, "view store with the view that the bridge starts from"],
-    dataset: Annotated[str, "data set with train and val photos of the store"],
+    store: Annotated[str, "view store with the view that the bridge reads"],
+    dataset: Annotated[str, "data set with the train and val photos of the store"],
     textdb: Annotated[str, "text database with the captions of its training photos"],
     out: Annotated[str, "directory to write"],
-    view: Annotated[str | None, "where it starts from: a view of the photo and its crops (default: regions)"] = None,
-    epochs: Annotated[int, "passes over the photos, for each fold"] = 30,
-    folds: Annotated[int, "photos of a fold are served by a bridge trained on the other folds"] = 5,
-    seed: Annotated[int, "of everything random"] = 0,
+    view: Annotated[str | None, "view of the photo and its crops that the bridge reads (default: regions)"] = None,
+    epochs: Annotated[int, "epochs per fold"] = 30,
+    folds: Annotated[int, "number of folds; a bridge serves the fold that it was not trained on"] = 5,
+    seed: Seed = 0,
 ) -> int:
-    """Learn the way from photos to sentences on training captions; report recall on val."""
+    """Train the bridge from photos to sentences on training captions. Prints recall on val."""
     from haav.cli import output
     from haav.data.annotations import load_dataset
     from haav.store import Store

@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(
-            f"the machine refused: {error}.\n"
-            "  What was finished before is safe. Mend it (space, rights, limits), then run the same command again.",
+            f"system error: {error}.\n"
+            "  Finished work is saved. Check disk space, permissions and limits, then run the same command again.",
             file=sys.stderr,
         )
         return 1
@@ -107,19 +107,19 @@ def _run(arguments: list[str]) -> int:
     if "overrides" in inspect.signature(function).parameters:
         values["overrides"] = overrides
     elif overrides:
-        parser.error(f"'{arguments[0]}' takes no settings, but was given {overrides[0][0]}.")
+        parser.error(f"'{arguments[0]}' takes no settings, but got {overrides[0][0]}.")
     return function(**values)
 
 
 def _overview() -> str:
     """The commands by group, one line each"""
-    lines = ["Photos to captions, and where each word came from."]
+    lines = ["Caption photos, and explain each word."]
     for group, verbs in GROUPS.items():
         lines += ["", f"{group}:"]
         for name, function in verbs.items():
             brief = (inspect.getdoc(function) or "").splitlines()[0].partition(". ")[0].partition("; ")[0]
             lines += textwrap.wrap(brief.rstrip("."), 88, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
-    return "\n".join([*lines, "", "haav COMMAND --help explains a command."])
+    return "\n".join([*lines, "", "Run haav COMMAND --help for the options of a command."])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,8 +164,8 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "overrides":
             trained = "model" in inspect.signature(function).parameters  # a trained model accepts decode settings only
-            example = "Decode settings can be given, e.g. --decode.beam 1." if trained else ""
-            parser.epilog = example or "Any setting can be given with its dotted name, e.g. --model.d_model 512."
+            example = "Decode settings are flags too, e.g. --decode.beam 1." if trained else ""
+            parser.epilog = example or "Every setting is a flag too, by its dotted name, e.g. --model.d_model 512."
             continue
         value_type, doc = typing.get_args(hints[name])
         if doc is type(None):  # Python 3.10 wraps the hint in Optional if the default is None

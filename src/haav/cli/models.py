@@ -7,13 +7,13 @@ from typing import Annotated
 
 
 def convert(
-    source: Annotated[str, "a checkpoint of the authors' released code: .safetensors or .pth"],
+    source: Annotated[str, "checkpoint of the authors' code: .safetensors or .pth"],
     out: Annotated[str, "model directory to write"],
     *,
-    vocabulary: Annotated[str | None, "its words by id: a JSON list, or one a line"] = None,
-    heads: Annotated[int, "attention heads: the file does not say"] = 8,
+    vocabulary: Annotated[str | None, "its words by id: a JSON list, or a text file with one word per line"] = None,
+    heads: Annotated[int, "attention heads, which the file does not record"] = 8,
 ) -> int:
-    """Turn a checkpoint of the authors' released code into a model directory of haav."""
+    """Convert a checkpoint of the authors' code to a model directory."""
     from haav.inference.convert import convert, save
 
     converted = convert(source, vocabulary, heads)
@@ -21,7 +21,7 @@ def convert(
     model = converted.captioner.config.model
     print(f"{out}: {len(model.views)} views, width {model.d_model}, {model.vocabulary_size} words.")
     if not converted.named:
-        print("No --vocabulary was given, so its words are numbers (word4, word5, …).", file=sys.stderr)
+        print("Without --vocabulary, words are named by id (word4, word5, …).", file=sys.stderr)
     return 0
 
 
@@ -29,11 +29,11 @@ def pack(
     model: Annotated[str, "model directory, e.g. RUN/best"],
     *,
     out: Annotated[str, "model directory to write"],
-    bridge: Annotated[str | None, "for text views: the bridge that its photos were extracted with"] = None,
-    textdb: Annotated[str | None, "for text views: the text database that its photos were extracted with"] = None,
-    like: Annotated[str | None, "take both from this model, e.g. best"] = None,
+    bridge: Annotated[str | None, "text views: bridge that the training photos were extracted with"] = None,
+    textdb: Annotated[str | None, "text views: text database that the training photos were extracted with"] = None,
+    like: Annotated[str | None, "packed model with the same bridge and text database, e.g. best"] = None,
 ) -> int:
-    """Make a model small and complete: then it captions photos on any machine."""
+    """Pack a model with its bridge and text database, in half precision, for use on any machine."""
     from haav.inference.pack import pack
 
     parts = pack(model, out, bridge, textdb, like)
@@ -43,11 +43,11 @@ def pack(
 
 
 def export(
-    model: Annotated[str, "a model that is shipped, or a model directory"],
+    model: Annotated[str, "name of a shipped model, or a model directory"],
     *,
     out: Annotated[str, "folder to write"],
 ) -> int:
-    """Write a model as ONNX graphs; `python -m haav.export.portable` captions with them where there is no torch."""
+    """Export a model as ONNX graphs. `python -m haav.export.portable` runs them without torch."""
     from haav.export.onnx import export_onnx
 
     parts = export_onnx(model, out)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from haav.evaluate.scores import METRICS, Difference, Report
+from haav.palette import TERMINAL, colours_of
 from haav.types import Caption
 
 if TYPE_CHECKING:  # commands without torch, such as haav weights, must not import it
@@ -38,10 +38,6 @@ def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, todo: bar.update(task, completed=done, total=todo)
 
 
-COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-"""colours of views, in the order of the model"""
-
-
 @contextmanager
 def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, CaptionedPhoto], None]]:
     """Shows captions as they arrive. Call it with (done, photo).
@@ -49,7 +45,7 @@ def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[i
     `mode`: "text" prints captions. "json" prints one line of JSON per photo. "file" shows a progress bar and failures.
     """
     console, errors = Console(), Console(stderr=True)
-    colours = dict(zip(views, cycle(COLOURS), strict=False))
+    colours = colours_of(views, TERMINAL)
     with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
 
         def show(done: int, photo: CaptionedPhoto) -> None:
@@ -219,8 +215,8 @@ def print_report(
 
 def print_control(study: str, changes: Mapping[str, Any]) -> None:
     """Print how the weight of a view changes when it is disturbed, with 95 % intervals."""
-    numbers = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
-    table = _table("view", "spoilt", "photos", *numbers)
+    columns = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
+    table = _table("view", "disturbed", "photos", *columns)
     for name, view in changes.items():
         if study == "noise":
             rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}

@@ -7,23 +7,23 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from haav.cli.common import Overrides, fetch_weights_of, listed, load_captioner, print_json
+from haav.cli.common import Json, Model, Overrides, Seed, Split, fetch_weights_of, listed, load_captioner, print_json
 from haav.errors import ConfigError, DataError, ImageError, unknown
 
 
 def describe(
     *,
-    preset: Annotated[str | None, "starting point: paper, release or best (default)"] = None,
-    encoding: Annotated[str | None, "how views are encoded: shared, unshared, concat_views, model_per_view"] = None,
+    preset: Annotated[str | None, "preset to start from: paper, release or best (default)"] = None,
+    encoding: Annotated[str | None, "encoding: shared, unshared, concat_views or model_per_view"] = None,
     aggregator: Annotated[
-        str | None, "how words draw on views: joint, hierarchical, concat_tokens, mean, max, sigmoid, tanh"
+        str | None, "aggregator: joint, hierarchical, concat_tokens, mean, max, sigmoid or tanh"
     ] = None,
-    contrastive: Annotated[str | None, "train with the contrastive loss: true or false"] = None,
-    config: Annotated[str | None, "a YAML file of settings on top of the preset"] = None,
-    json: Annotated[bool, "print JSON"] = False,
+    contrastive: Annotated[str | None, "contrastive loss: true or false"] = None,
+    config: Annotated[str | None, "YAML file of settings, applied to the preset"] = None,
+    json: Json = False,
     overrides: Overrides | None = None,
 ) -> int:
-    """What a configuration is made of: parameters by part, views, FLOPs and how they grow."""
+    """Describe a configuration: parameters by part, views, FLOPs and their growth with the number of views."""
     from haav.cli import output
     from haav.config import Given
     from haav.config.load import flags_from
@@ -46,19 +46,19 @@ def describe(
 
 
 def control(
-    study: Annotated[str, "noise: tokens of a view are zeroed; mask: an object is covered for one view"],
+    study: Annotated[str, "noise (zero tokens of a view) or mask (cover an object in one view)"],
     *,
-    out: Annotated[str, "folder for the figure and the numbers"],
-    store: Annotated[str | None, "noise: store with the views of the photos"] = None,
-    dataset: Annotated[str | None, "data set that says which photos; for mask, without it all"] = None,
-    split: Annotated[str, "of the data set: train, val or test"] = "val",
+    out: Annotated[str, "folder for the figure (.png) and the results (.json)"],
+    store: Annotated[str | None, "noise: view store with the views of the photos"] = None,
+    dataset: Annotated[str | None, "data set of the photos (mask: optional, default all)"] = None,
+    split: Split = "val",
     images: Annotated[str | None, "mask: folder, tar or list of photos"] = None,
-    limit: Annotated[int | None, "at most as many photos"] = None,
-    cover: Annotated[str, "mask: grey or blur"] = "grey",
-    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
-    seed: Annotated[int, "of everything random"] = 0,
+    limit: Annotated[int | None, "largest number of photos"] = None,
+    cover: Annotated[str, "mask: how objects are covered, grey or blur"] = "grey",
+    model: Model = "best",
+    seed: Seed = 0,
 ) -> int:
-    """The paper's control studies: does the decoder trust a view less when it is spoilt?"""
+    """Run the paper's control studies: does the weight of a view drop when the view is disturbed?"""
     from haav.cli import output
     from haav.data.annotations import load_dataset
     from haav.data.loader import StoredPhotos
@@ -102,7 +102,7 @@ def control(
     else:
         raise ConfigError(unknown("study", study, ["noise", "mask"]))
     if not results:
-        raise DataError("there is nothing to measure on: no photo, or none whose caption names an object it has.")
+        raise DataError("no photo can be measured. The mask study needs photos whose captions name a detected object.")
     text = json_format.dumps(results, indent=1)
     write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
     write_atomically(folder / f"{study}.png", lambda file: control.draw(file, results))
@@ -111,13 +111,13 @@ def control(
 
 
 def ablate(
-    grid: Annotated[str, "a grid by name (encodings, decoders, views, …) or a YAML file"],
+    grid: Annotated[str, "name of a grid (encodings, decoders, views, …) or a YAML file"],
     *,
-    out: Annotated[str, "folder for the runs and the table; what is done in it is not repeated"],
-    workers: Annotated[int, "runs side by side"] = 1,
+    out: Annotated[str, "folder for the runs and the table; finished runs are not repeated"],
+    workers: Annotated[int, "runs in parallel"] = 1,
     overrides: Overrides | None = None,
 ) -> int:
-    """Train a grid of named runs and put their scores and costs into one table."""
+    """Train a grid of named runs and write a table of their scores and costs."""
     from haav.studies import ablate
 
     settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
@@ -131,9 +131,9 @@ def report(
     folders: Annotated[list[str], "folders that haav ablate wrote"],
     *,
     out: Annotated[str, "HTML file to write"],
-    images: Annotated[str | None, "folder, tar or list of the photos, to show ten of them"] = None,
+    images: Annotated[str | None, "folder, tar or list of the photos, of which ten are shown"] = None,
 ) -> int:
-    """One page of one or more grids: bars with intervals, cost against quality, curves, captions side by side."""
+    """Write an HTML page about grids: scores with intervals, cost against quality, curves, captions."""
     from haav.files import check_writable, write_atomically
     from haav.photos import sources
     from haav.studies.report import render_report
@@ -148,11 +148,11 @@ def report(
 
 def bench(
     *,
-    model: Annotated[str, "a model that is shipped, or a model directory"] = "best",
-    json: Annotated[bool, "print JSON"] = False,
+    model: Model = "best",
+    json: Json = False,
     overrides: Overrides | None = None,
 ) -> int:
-    """How fast this machine captions photos, and where the time goes; a minute."""
+    """Measure how fast this machine captions photos, by stage. Takes about a minute."""
     from haav.studies.bench import bench
 
     captioner = load_captioner(model, overrides)

@@ -6,31 +6,31 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from haav.cli.common import Overrides, listed, load_captioner, print_json
+from haav.cli.common import Json, Models, Overrides, Split, listed, load_captioner, print_json
 from haav.errors import ConfigError, unknown
 
 
 def train(
-    recipe: Annotated[str | None, "a recipe by name (toy, coco-xe, …) or a YAML file; not with --resume"] = None,
+    recipe: Annotated[str | None, "name of a recipe (toy, coco-xe, …) or a YAML file; not with --resume"] = None,
     *,
     out: Annotated[str | None, "folder for the run"] = None,
     init: Annotated[str | None, "model directory to start from"] = None,
-    resume: Annotated[str | None, "folder of a run to go on with"] = None,
-    epochs: Annotated[int | None, "with --resume: as many in all instead of the recipe's"] = None,
+    resume: Annotated[str | None, "folder of a run to resume"] = None,
+    epochs: Annotated[int | None, "with --resume: total number of epochs, instead of the recipe's"] = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """Train a model by a recipe, or go on with a run that was stopped. Ctrl-C saves and stops."""
+    """Train a model with a recipe, or resume a run. Ctrl-C saves and stops."""
     from haav.cli import output
     from haav.config.load import find_recipe, flags_from
     from haav.model.build import load_config
     from haav.train import loop
 
     if (recipe is None) == (resume is None):
-        raise ConfigError("give a recipe to begin, or --resume RUN to go on: one of the two.")
+        raise ConfigError("give either a recipe, or --resume RUN.")
     if resume is not None and (overrides or init or out):
         raise ConfigError("a resumed run keeps its settings; only --epochs can change.")
     if recipe is not None and out is None:
-        raise ConfigError("name a folder for the run with --out.")
+        raise ConfigError("a new run needs a folder: --out DIR.")
     folder = str(resume or out)
     with output.training() as report:
         if recipe is not None:
@@ -44,28 +44,32 @@ def train(
     best = f"best CIDEr on val {100 * position.best:.1f} at step {position.best_step}, in {folder}/best."
     if position.best == float("-inf"):
         best = (
-            f"no val photos to choose by: the last model is in {folder}/best." if outcome.finished else "no score yet."
+            f"no val photos to select a model: the last one is in {folder}/best."
+            if outcome.finished
+            else "no score yet."
         )
-    skipped = f" {position.skipped} steps were skipped: their loss was not finite." if position.skipped else ""
+    skipped = f" {position.skipped} steps were skipped because their loss was not finite." if position.skipped else ""
     if outcome.finished:
         print(f"{folder}: {position.step} steps, {best}{skipped}")
         return 0
-    print(f"stopped at step {position.step}.{skipped}\n  Go on with: haav train --resume {folder}", file=sys.stderr)
+    print(f"stopped at step {position.step}.{skipped}\n  Resume with: haav train --resume {folder}", file=sys.stderr)
     return 130
 
 
 def predict(
     *,
-    store: Annotated[str, "view store with the photos' views"],
+    store: Annotated[str, "view store with the views of the photos"],
     out: Annotated[str, "file to write"],
-    model: Annotated[str, "a model that is shipped, or a model directory; several with commas: an ensemble"] = "best",
-    baseline: Annotated[str | None, "no model at all: nearest or consensus of the retrieved sentences"] = None,
-    dataset: Annotated[str | None, "data set whose photos are captioned; without it, all photos of the store"] = None,
-    split: Annotated[str, "of the data set: train, val or test"] = "val",
-    format: Annotated[str, "coco: results by file name; coco-server: by COCO's numbers, as its server wants"] = "coco",
-    batch: Annotated[int, "photos at once"] = 50,
-    seed: Annotated[int, "of captions drawn with --decode.method sample"] = 0,
-    device: Annotated[str, "where the model runs: cpu, cuda, …"] = "cpu",
+    model: Models = "best",
+    baseline: Annotated[
+        str | None, "baseline instead of a model: nearest or consensus of the retrieved sentences"
+    ] = None,
+    dataset: Annotated[str | None, "data set whose photos to caption (default: all photos of the store)"] = None,
+    split: Split = "val",
+    format: Annotated[str, "output format: coco (by file name) or coco-server (by COCO's image ids)"] = "coco",
+    batch: Annotated[int, "photos per batch"] = 50,
+    seed: Annotated[int, "random seed of --decode.method sample"] = 0,
+    device: Annotated[str, "device of the model, e.g. cuda"] = "cpu",
     overrides: Overrides | None = None,
 ) -> int:
     """Caption the photos of a split from their stored views."""
@@ -99,15 +103,15 @@ def predict(
 
 def evaluate(
     *,
-    predictions: Annotated[str, "captions: COCO results, JSONL or {id: caption}"],
-    references: Annotated[str, "COCO captions JSON, Karpathy JSON, {id: [captions]}, CSV or JSONL"],
-    split: Annotated[str | None, "split of the references, where they have several"] = None,
-    compare: Annotated[str | None, "another file of captions of the same photos"] = None,
-    objects: Annotated[str | None, "for hallucination (CHAIR): JSON {id: [names of what is there]}"] = None,
-    skip: Annotated[str, "metrics to leave out: METEOR, SPICE"] = "",
-    json: Annotated[bool, "print JSON"] = False,
+    predictions: Annotated[str, "captions to score: COCO results, JSONL or {id: caption}"],
+    references: Annotated[str, "reference captions: COCO or Karpathy JSON, {id: [captions]}, CSV or JSONL"],
+    split: Annotated[str | None, "split of the references, if they have several"] = None,
+    compare: Annotated[str | None, "second file of captions of the same photos"] = None,
+    objects: Annotated[str | None, "objects in each photo, for CHAIR: JSON {id: [names]}"] = None,
+    skip: Annotated[str, "metrics to skip, comma-separated: METEOR, SPICE"] = "",
+    json: Json = False,
 ) -> int:
-    """Score captions: BLEU, METEOR, ROUGE-L, CIDEr, SPICE with 95 % intervals; compare two files of them."""
+    """Score captions with BLEU, METEOR, ROUGE-L, CIDEr and SPICE, or compare two files of captions."""
     from dataclasses import asdict
 
     from haav.cli import output
@@ -118,7 +122,7 @@ def evaluate(
 
     for name in listed(skip):
         if name not in SLOW:
-            raise ConfigError(unknown("metric to leave out", name, SLOW))
+            raise ConfigError(unknown("metric to skip", name, SLOW))
     photos = load_references(references, split)
     wanted = {photo.id: photo.captions for photo in photos}
     labels = load_objects(objects, photos) if objects else None
@@ -139,14 +143,14 @@ def evaluate(
 
 
 def calibrate(
-    model: Annotated[str, "model directory; its confidence is fitted and saved"],
+    model: Annotated[str, "model directory to calibrate; it is changed in place"],
     *,
-    store: Annotated[str, "view store with the photos' views"],
-    dataset: Annotated[str, "data set with references"],
-    split: Annotated[str, "split to fit on: val"] = "val",
+    store: Annotated[str, "view store with the views of the photos"],
+    dataset: Annotated[str, "data set with reference captions"],
+    split: Annotated[str, "split to fit on; not test"] = "val",
     overrides: Overrides | None = None,
 ) -> int:
-    """Fit the confidence of words to how often people use them of the same photo; report the calibration error."""
+    """Calibrate the confidence of words on reference captions. Prints the calibration error."""
     from dataclasses import replace
 
     from haav.cli import output
@@ -159,11 +163,9 @@ def calibrate(
     if split == "test":
         raise ConfigError("confidence is fitted on val, never on test.")
     if "," in model:
-        raise ConfigError("confidence belongs to one model: calibrate each for itself.")
+        raise ConfigError("give one model; calibrate the members of an ensemble one by one.")
     if not Path(model).is_dir():
-        raise ConfigError(
-            f"'{model}' is not a model directory of yours: what is shipped is calibrated and stays as it is."
-        )
+        raise ConfigError(f"'{model}' is not a model directory. Shipped models are calibrated already.")
     captioner = load_captioner(model, overrides)
     photos = load_dataset(dataset, split).split(split)
     with Store(store) as opened, output.progress("photos") as progress:

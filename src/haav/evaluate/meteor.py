@@ -2,10 +2,10 @@
 
 `meteor(hypotheses, references)` equals `java -jar meteor-1.5.jar - - -stdio -l en -norm`. The word tables are read
 from that jar and the file beside it, both in the wheel of pycocoevalcap. A beam search aligns a caption with each of
-its references by four kinds of match. The best reference counts:
+its references with four modules, one per kind of match. The best reference counts:
 
     P, R     weighted matches / weighted length of the hypothesis, of the reference;
-             a match of kind i weighs w_i, a content word δ, a function word 1 - δ
+             a match of module i weighs w_i, a content word δ, a function word 1 - δ
     F_mean   P·R / (α·P + (1 - α)·R)
     score    F_mean · (1 - γ·(chunks / matches)^β)
 
@@ -37,13 +37,13 @@ INSTALL = 'pip install "haav[coco]"'
 
 # English, task "rank": α, β, γ, δ and w_i.
 ALPHA, BETA, GAMMA, DELTA = 0.85, 0.20, 0.60, 0.75
-EXACT, STEM, SYNONYM, PARAPHRASE = range(4)
+EXACT, STEM, SYNONYM, PARAPHRASE = range(4)  # the modules of METEOR, which find the matches
 WEIGHTS = (1.0, 0.6, 0.8, 0.6)
 BEAM = 40
 LONGEST_PHRASE = 7  # words, on either side of a paraphrase
 
-# Columns of the statistics, in pairs (hypothesis, reference): length, function words, content matches of each kind,
-# function matches of each kind. Last the chunks, 0 if all words of both match in one.
+# Columns of the statistics, in pairs (hypothesis, reference): length, function words, content matches of each module,
+# function matches of each module. Last the chunks, 0 if all words of both match in one.
 LENGTH, FUNCTION_WORDS, CONTENT, FUNCTION, CHUNKS = slice(0, 2), slice(2, 4), slice(4, 12), slice(12, 20), 20
 COLUMNS = 21
 
@@ -89,9 +89,9 @@ def score(stats: np.ndarray) -> np.ndarray:
     length, function_words = stats[..., LENGTH], stats[..., FUNCTION_WORDS]
     matches = np.zeros_like(length)
     for columns, importance in ((CONTENT, DELTA), (FUNCTION, 1 - DELTA)):
-        of_kind = stats[..., columns]
-        for kind, weight in enumerate(WEIGHTS):  # in the order of the jar, for bit-identical sums
-            matches = matches + of_kind[..., 2 * kind : 2 * kind + 2] * weight * importance
+        per_module = stats[..., columns]
+        for module, weight in enumerate(WEIGHTS):  # in the order of the jar, for bit-identical sums
+            matches = matches + per_module[..., 2 * module : 2 * module + 2] * weight * importance
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = matches / (DELTA * (length - function_words) + (1 - DELTA) * function_words)
         precision, recall = ratios[..., 0], ratios[..., 1]
@@ -170,13 +170,13 @@ _DETACH = (
 
 
 class Match(NamedTuple):
-    """Words `start:end` of the hypothesis for words `at:until` of the reference."""
+    """Words `start:end` of the hypothesis for words `ref_start:ref_end` of the reference."""
 
-    kind: int
+    module: int
     start: int
     end: int
-    at: int
-    until: int
+    ref_start: int
+    ref_end: int
     used: int  # bit i is word i of the hypothesis, the reference's words follow
     gain: int  # what the search key changes by
     distance: int
@@ -197,7 +197,7 @@ class Aligner:
         self.paraphrases = _select(data.paraphrases, sentences)
         self.phrases = set(self.paraphrases).union(*self.paraphrases.values())
         self.openings = {opening for phrase in self.phrases for opening in accumulate(phrase.split(), _longer)}
-        self._stem, self._synsets, self._kinds = cache(stem), cache(self._find_synsets), cache(self._compare)
+        self._stem, self._synsets, self._modules = cache(stem), cache(self._find_synsets), cache(self._compare)
 
     def align(self, hypothesis: Words, references: Sequence[Words]) -> list[list[int]]:
         """One row of statistics per reference."""
@@ -210,15 +210,15 @@ class Aligner:
         for reference in references:
             for word in reference:
                 if word not in of_word:
-                    kinds = ((kind, other) for other in places for kind in self._kinds(word, other))
-                    of_word[word] = sorted((kind, place) for kind, other in kinds for place in places[other])
+                    modules = ((module, other) for other in places for module in self._modules(word, other))
+                    of_word[word] = sorted((module, place) for module, other in modules for place in places[other])
             size = len(hypothesis)
             matches = [
-                [_match(size, kind, start, start + 1, position, position + 1) for kind, start in of_word[word]]
+                [_match(size, module, start, start + 1, position, position + 1) for module, start in of_word[word]]
                 for position, word in enumerate(reference)
             ]
             if hypothesis == reference:
-                matches = [[match for match in candidates if match.kind == EXACT] for candidates in matches]
+                matches = [[match for match in candidates if match.module == EXACT] for candidates in matches]
             else:
                 self._add_paraphrases(matches, size, phrases, self._phrases(reference))
             rows.append(self._count(hypothesis, reference, *search(matches)))
@@ -253,10 +253,10 @@ class Aligner:
 
     def _add_paraphrases(self, matches: list[list[Match]], size: int, hypothesis: Phrases, reference: Phrases) -> None:
         """From phrases of the reference, then of the hypothesis. A pair known in both directions gives two matches."""
-        for at, until, start, end in self._pairs(reference, hypothesis):
-            matches[at].append(_match(size, PARAPHRASE, start, end, at, until))
-        for start, end, at, until in self._pairs(hypothesis, reference):
-            matches[at].append(_match(size, PARAPHRASE, start, end, at, until))
+        for ref_start, ref_end, start, end in self._pairs(reference, hypothesis):
+            matches[ref_start].append(_match(size, PARAPHRASE, start, end, ref_start, ref_end))
+        for start, end, ref_start, ref_end in self._pairs(hypothesis, reference):
+            matches[ref_start].append(_match(size, PARAPHRASE, start, end, ref_start, ref_end))
 
     def _pairs(self, phrases: Phrases, others: Phrases) -> Iterator[tuple[int, int, int, int]]:
         """(start, end) of each phrase with (start, end) of each of its paraphrases among the others"""
@@ -274,10 +274,10 @@ class Aligner:
             row[LENGTH.start + side] = len(words)
             row[FUNCTION_WORDS.start + side] = sum(is_function)
             for match in chosen:
-                span = slice(match.at, match.until) if side else slice(match.start, match.end)
+                span = slice(match.ref_start, match.ref_end) if side else slice(match.start, match.end)
                 functions = sum(is_function[span])
-                row[FUNCTION.start + 2 * match.kind + side] += functions
-                row[CONTENT.start + 2 * match.kind + side] += span.stop - span.start - functions
+                row[FUNCTION.start + 2 * match.module + side] += functions
+                row[CONTENT.start + 2 * match.module + side] += span.stop - span.start - functions
         # If all words match in one chunk, the jar counts no chunk, and leaves it out of the corpus sum.
         complete = chunks == 1 and sum(row[CONTENT.start : FUNCTION.stop]) == len(hypothesis) + len(reference)
         row[CHUNKS] = 0 if complete else chunks
@@ -308,11 +308,11 @@ def _select(blocks: Blocks, sentences: Iterable[Words]) -> dict[str, set[str]]:
 _MATCHED, _CHUNK = 1 << 64, 1 << 32
 
 
-def _match(size: int, kind: int, start: int, end: int, at: int, until: int) -> Match:
+def _match(size: int, module: int, start: int, end: int, ref_start: int, ref_end: int) -> Match:
     """`size` is the hypothesis' length"""
-    used = ((1 << end) - (1 << start)) | (((1 << until) - (1 << at)) << size)
-    matched = 2 if kind == EXACT else (end - start) // 2 + (until - at) // 2
-    return Match(kind, start, end, at, until, used, -matched * _MATCHED, abs(start - at))
+    used = ((1 << end) - (1 << start)) | (((1 << ref_end) - (1 << ref_start)) << size)
+    matched = 2 if module == EXACT else (end - start) // 2 + (ref_end - ref_start) // 2
+    return Match(module, start, end, ref_start, ref_end, used, -matched * _MATCHED, abs(start - ref_start))
 
 
 def search(matches: Sequence[Sequence[Match]]) -> tuple[list[Match], int]:
@@ -340,7 +340,7 @@ def search(matches: Sequence[Sequence[Match]]) -> tuple[list[Match], int]:
             for match in candidates:
                 if not used & match.used:
                     taken = key + match.gain if end in (-1, match.start) else key + match.gain + _CHUNK
-                    following.append((taken, match.until, match.end, used | match.used, (chosen, match)))
+                    following.append((taken, match.ref_end, match.end, used | match.used, (chosen, match)))
                     key += match.distance
             if not certain:
                 following.append((key if end == -1 else key + _CHUNK, position + 1, -1, used, chosen))

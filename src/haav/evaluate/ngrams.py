@@ -62,17 +62,17 @@ class NgramTable:
         flat = np.array([ids.setdefault(word, len(ids)) for caption in captions for word in caption], dtype=np.int64)
         owner = np.repeat(np.arange(len(captions)), words)
         left = np.arange(len(flat)) - np.repeat(np.cumsum(words) - words, words)  # words before it in its caption
-        numbers, rows = flat, [np.stack([owner, flat * ORDERS])]
+        gram_ids, rows = flat, [np.stack([owner, flat * ORDERS])]
         for order in range(1, ORDERS):
             # An n-gram ends at a word with at least n - 1 words before it.
             ends = np.flatnonzero(left >= order)
             keys = np.zeros(len(flat), dtype=np.int64)
-            keys[ends] = (numbers[ends - 1] << 31) | flat[ends]
+            keys[ends] = (gram_ids[ends - 1] << 31) | flat[ends]
             if learn:
                 self.tables.append(np.unique(keys[ends]))
-            numbers = np.zeros(len(flat), dtype=np.int64)
-            numbers[ends] = _places(self.tables[order - 1], keys[ends])
-            rows.append(np.stack([owner[ends], numbers[ends] * ORDERS + order]))
+            gram_ids = np.zeros(len(flat), dtype=np.int64)
+            gram_ids[ends] = _places(self.tables[order - 1], keys[ends])
+            rows.append(np.stack([owner[ends], gram_ids[ends] * ORDERS + order]))
         caption, gram = np.concatenate(rows, axis=1)
         order_of_rows = np.lexsort((gram, caption))
         caption, gram = caption[order_of_rows], gram[order_of_rows]

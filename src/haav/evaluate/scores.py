@@ -151,8 +151,8 @@ def _measure(
     said: list[list[str]], wanted: list[list[list[str]]], skip: Sequence[str]
 ) -> tuple[list[Metric], dict[str, str]]:
     # COCO's n-gram metrics split words at no-break spaces. Its ROUGE-L does not.
-    split = [_at_spaces(words) for words in said]
-    cider = Cider([[_at_spaces(words) for words in texts] for texts in wanted])
+    split = [_split_at_spaces(words) for words in said]
+    cider = Cider([[_split_at_spaces(words) for words in texts] for texts in wanted])
     photo = np.repeat(np.arange(len(wanted)), cider.references)
     metrics = [
         Metric(METRICS[:4], bleu_stats(cider.table.count(split), cider.table.counts, photo), bleu),
@@ -198,7 +198,7 @@ def finds_own_photo(captions: Sequence[Sequence[str]], cider: Cider, candidates:
     return np.concatenate(hits)
 
 
-def _at_spaces(words: list[str]) -> list[str]:
+def _split_at_spaces(words: list[str]) -> list[str]:
     return " ".join(words).split()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Literal, TypeVar, cast, overload
 
 import torch
 from PIL import Image
@@ -30,6 +30,7 @@ from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, EncodedViews, PhotoView, Views, Word
+from haav.views import ExtractorOptions
 from haav.views.live import ViewExtractors
 
 Part = TypeVar("Part")
@@ -37,7 +38,10 @@ Result = TypeVar("Result")
 
 
 def load(
-    model: str | Path = "best", device: torch.device | str = "cpu", precision: str | None = None, **options: Any
+    model: str | Path = "best",
+    device: torch.device | str | None = None,
+    precision: str | None = None,
+    options: ExtractorOptions | None = None,
 ) -> Captioner:
     """Load a shipped captioner or a model directory. The arguments are those of `from_pretrained`.
 
@@ -45,7 +49,7 @@ def load(
     >>> print(haav.load().caption("photo.jpg"))                # doctest: +SKIP
     a dog laying down beside a little couch
     """
-    return Captioner.from_pretrained(model, device, precision, **options)
+    return Captioner.from_pretrained(model, device, precision, options)
 
 
 class Captioner:
@@ -78,19 +82,24 @@ class Captioner:
     def from_pretrained(
         cls,
         directory: str | Path,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         precision: str | None = None,
-        **options: Any,
+        options: ExtractorOptions | None = None,
     ) -> Captioner:
         """Load a model directory, or a shipped model by name.
 
-        `device` is that of the model and of the networks of its views. `precision` is that of these networks (auto,
-        float32, bfloat16, int8). `options` are further options of its extractors, such as `clip_model`.
+        `device` is that of the model and of the networks of its views (default: cpu). `precision` is that of these
+        networks (auto, float32, bfloat16, int8). `options` are all options of its extractors, such as `clip_model`;
+        `device` and `precision` replace theirs.
         """
+        resolved = options or ExtractorOptions()
+        if device is not None:
+            resolved = replace(resolved, device=str(device))
+        if precision is not None:
+            resolved = replace(resolved, precision=precision)
         directory = find_model(directory)
-        model, config, vocabulary = load_pretrained(directory, device)
-        options = {"device": str(device)} | ({"precision": precision} if precision else {}) | options
-        extractors = ViewExtractors(config.model.views, directory, config.made_by, **options)
+        model, config, vocabulary = load_pretrained(directory, resolved.device)
+        extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)
         return cls(model, config, vocabulary, extractors)
 
     @classmethod

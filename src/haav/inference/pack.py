@@ -10,7 +10,7 @@ import torch
 from haav.errors import ConfigError, ViewError
 from haav.inference.captioner import Captioner
 from haav.pretrained import find_model
-from haav.views import extractor_kind
+from haav.views import find_extractor_class
 from haav.views.live import BRIDGE, TEXTDB, own_texts
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
@@ -32,7 +32,7 @@ def pack(
     captioner = Captioner.from_pretrained(model)
     out = Path(out)
     beside = [own_texts(find_model(place)) for place in (like, model) if place is not None]
-    classes = {name: extractor_kind(name) for name in captioner.views}
+    classes = {name: find_extractor_class(name) for name in captioner.views}
     needs = {name: cls.needs for name, cls in classes.items() if cls is not None and cls.needs}
     texts: dict[str, CrossFitted | TextDatabase] = {}
     for need in dict.fromkeys(need for needed in needs.values() for need in needed):

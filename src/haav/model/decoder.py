@@ -73,9 +73,9 @@ class Decoder(nn.Module):
         x = self.words(tokens) + positions[cache.length + 1 : end + 1]
         gathered: list[Aggregated] = []
         words: list[KeyValues] = []
-        for number, layer in enumerate(self.layers):
-            past = cache.words[number] if cache.words else None
-            x, aggregated, new_past = layer(x, past, causal, cache.memory[number])
+        for index, layer in enumerate(self.layers):
+            past = cache.words[index] if cache.words else None
+            x, aggregated, new_past = layer(x, past, causal, cache.memory[index])
             gathered.append(aggregated)
             words.append(new_past)
         return x, gathered, Cache(cache.memory, tuple(words), end)

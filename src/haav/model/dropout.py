@@ -31,8 +31,8 @@ def threshold(p: float, dtype: torch.dtype) -> float:
 
 def draw_like(x: Tensor) -> Tensor:
     """Any number of the tensor's type with equal chance, one for each element"""
-    at_a_time = 8 // x.element_size()
-    bits = torch.empty(-(-x.numel() // at_a_time), dtype=torch.int64).random_(-(2**63), None)
+    per_draw = 8 // x.element_size()
+    bits = torch.empty(-(-x.numel() // per_draw), dtype=torch.int64).random_(-(2**63), None)
     return bits.view(x.dtype)[: x.numel()].view(x.shape)
 
 

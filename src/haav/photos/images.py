@@ -45,11 +45,11 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     to 8. `most` is the largest number of pixels allowed.
     """
     if _is_tensor(picture):
-        return _from_array(_channels_last(picture.detach().cpu().numpy()))
+        return _from_array(_channels_last(picture.detach().cpu().numpy()), "the tensor")
     if isinstance(picture, np.ndarray):
-        return _from_array(picture)
+        return _from_array(picture, "the array")
     if isinstance(picture, Image.Image):
-        return _to_rgb(picture)
+        return _to_rgb(picture, "the image")
     name, data = _bytes_of(picture)  # type: ignore[arg-type]  # tensors are handled above
     if not data:
         raise ImageError(f"{name} is empty.")
@@ -59,7 +59,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
             if width * height > most:
                 raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
             image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
-            return _to_rgb(image)
+            return _to_rgb(image, name)
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -114,10 +114,10 @@ def _read(path: Path) -> bytes:
         raise ImageError(f"cannot read {path}: {error.strerror}.") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
-        return _from_array(np.asarray(image))
+        return _from_array(np.asarray(image), name)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -125,22 +125,28 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_array(array: np.ndarray) -> Image.Image:
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
     """From an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
-    16-bit integers (uint16, or int32 above 255) are scaled to 8 bits. Floats are in 0..1; if their maximum is above 1,
-    they are divided by it.
+    Integers are in 0..255. If their type is uint16 or one of them is above 255, they are 16 bits in 0..65535 and are
+    scaled to 8. Floats are in 0..1. If their maximum is above 1, they are divided by it.
     """
     shape = array.shape
     if array.ndim not in (2, 3) or (array.ndim == 3 and shape[2] not in (1, 3, 4)) or 0 in shape:
         raise ImageError(f"an array of shape {shape} is not a picture; use (height, width, 3).")
     pixels: Any = array
-    if array.dtype == np.uint16 or (array.dtype == np.int32 and array.max(initial=0) > 255):
-        pixels = array.clip(0, 65535) // 257
+    if np.issubdtype(array.dtype, np.integer):
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high > 65535:
+            raise ImageError(
+                f"{name} has values from {low} to {high}. Pixels are 0 to 255, or 0 to 65535 with 16 bits."
+            )
+        if array.dtype == np.uint16 or high > 255:
+            pixels = array // 257
     elif np.issubdtype(array.dtype, np.floating):
         finite = np.nan_to_num(array)
         pixels = finite * (255 / max(1.0, float(finite.max())))
     pixels = np.clip(pixels, 0, 255).astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
-    return _to_rgb(Image.fromarray(pixels))
+    return _to_rgb(Image.fromarray(pixels), name)

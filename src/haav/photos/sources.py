@@ -57,7 +57,7 @@ def photos_of(source: str) -> tuple[list[PhotoRef], str]:
         return [], f"cannot look for photos there: {error}."
     alone = len(files) == 1
     for file in files:
-        if not alone and file.suffix.lower() not in {*SUFFIXES, ".tar"}:
+        if not (alone or file.suffix.lower() in SUFFIXES or _is_tar(file)):
             continue  # folders may hold other files
         try:
             refs.extend(_of(file))
@@ -90,16 +90,20 @@ def _of(source: Path) -> Iterator[PhotoRef]:
         for file in sorted(source.rglob("*")):
             if file.suffix.lower() in SUFFIXES:
                 yield PhotoRef(file.relative_to(source).as_posix(), str(file))
-            elif file.suffix == ".tar":
+            elif _is_tar(file):
                 yield from _of_tar(file)
     elif not source.exists():
         raise DataError(f"{source} does not exist. Give a folder, a .tar, a .txt list of paths, or a picture.")
-    elif source.suffix == ".tar":
+    elif _is_tar(source):
         yield from _of_tar(source)
     elif source.suffix.lower() in SUFFIXES:
         yield PhotoRef(source.name, str(source))
     else:
         yield from _of_list(source)
+
+
+def _is_tar(path: Path) -> bool:
+    return path.suffix.lower() == ".tar"
 
 
 def _of_tar(path: Path) -> Iterator[PhotoRef]:

@@ -171,7 +171,7 @@ class Store:
                 if value is None:
                     raise StoreError(
                         f"store {self.path} has no view '{view}' of '{photo}' "
-                        f"({len(self.missing(view, photos))} of {len(photos)} asked for are missing)."
+                        f"({len(self.missing(view, photos))} of {len(photos)} photos are missing)."
                     )
                 records.append(unpack(value, f"{view} of '{photo}' in {self.path}"))
             return records

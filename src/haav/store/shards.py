@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from haav.errors import StoreError
+from haav.errors import StoreError, unknown
 from haav.files import json_of, write_atomically
 from haav.store.lmdb import Store
 from haav.store.records import ViewManifest, pack, unpack
@@ -90,6 +90,15 @@ class ShardStore:
         return [photo for photo in ids if view not in self.views or photo not in self._shard]
 
     def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
+        """The records in the order of `photos`."""
+        if view not in self.views:
+            raise StoreError(unknown("view", view, self.views))
+        missing = self.missing(view, photos)
+        if missing:
+            raise StoreError(
+                f"store {self.path} has no view '{view}' of '{missing[0]}' "
+                f"({len(missing)} of {len(photos)} photos are missing)."
+            )
         return [self._photo(photo)[view] for photo in photos]
 
     def in_order(self, photos: Iterable[str]) -> list[str]:

@@ -35,7 +35,7 @@ from haav.evaluate.statistics import student_interval
 from haav.files import json_of, make_folder, write_atomically
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
-from haav.plots import check_installed, new_figure
+from haav.plots import check_installed, draw_lines
 from haav.store import open_store
 from haav.studies.describe import describe
 from haav.train.run import RunFiles
@@ -200,7 +200,7 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
     if differ:
         changes = ", ".join(f"{name} {known.get(name)} instead of {settings.get(name)}" for name in differ)
         raise TrainingError(
-            f"{place} was begun with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
+            f"{place} was started with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
         )
 
 
@@ -257,7 +257,8 @@ def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:
     csv.writer(buffer).writerows(lines)
     write_atomically(folder / "table.csv", lambda file: file.write_text(buffer.getvalue(), encoding="utf-8"))
     if any(len(curve) > 1 for curve in mean_curves(grid, outcomes).values()):
-        write_atomically(folder / "curves.png", lambda file: draw_curves(file, grid, outcomes))
+        figure = draw_curves(grid, outcomes)
+        write_atomically(folder / "curves.png", lambda file: figure.savefig(file, format="png", dpi=130))
 
 
 def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
@@ -310,18 +311,9 @@ def mean_curves(grid: Grid, outcomes: Sequence[Outcome]) -> dict[str, list[tuple
     return by_row
 
 
-def draw_curves(file: Path, grid: Grid, outcomes: Sequence[Outcome]) -> None:
-    """Plot CIDEr on val by epoch, mean over seeds. It shows which rows over-fit."""
-    figure = new_figure(7, 4.2)
-    axes = figure.subplots()
-    for name, curve in mean_curves(grid, outcomes).items():
-        axes.plot(*zip(*curve, strict=True), "o-", label=name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("val CIDEr")
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize=8)
-    figure.savefig(file, format="png", dpi=130)
+def draw_curves(grid: Grid, outcomes: Sequence[Outcome]) -> Any:
+    """A figure of CIDEr on val by epoch, mean over seeds. It shows which rows over-fit."""
+    return draw_lines(mean_curves(grid, outcomes), "epoch", "CIDEr on val")
 
 
 def _printed(grid: Grid) -> list[str]:

@@ -24,7 +24,7 @@ from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto
 from haav.model.haav import Haav
 from haav.plots import check_installed, new_figure
-from haav.studies.html import render
+from haav.studies.html import render_explanation
 from haav.text import BOS
 from haav.types import Caption, PhotoView
 
@@ -224,7 +224,8 @@ class Pages:
         text = json.dumps({"image": name, **data}, ensure_ascii=False, indent=1)
         write_atomically(self.folder / f"{base}.json", lambda file: file.write_text(text, encoding="utf-8"))
         write_atomically(self.folder / f"{base}.png", lambda file: draw(file, image, explanation))
-        write_atomically(page, lambda file: file.write_text(render(Path(name).name, image, data), encoding="utf-8"))
+        html = render_explanation(Path(name).name, image, data)
+        write_atomically(page, lambda file: file.write_text(html, encoding="utf-8"))
         return page
 
     def _free(self, stem: str) -> str:

@@ -10,16 +10,20 @@ from haav.views.base import (
     broken_plugins,
     build_extractor,
     check_options,
-    extractor_kind,
     extractors,
+    find_extractor_class,
     view_names,
     views_that_give,
     weights_of,
 )
+from haav.views.options import ExtractorOptions
 
 for _folder in ("embedded", "hub"):
     import_siblings(f"{__name__}.{_folder}", import_module(f"{__name__}.{_folder}").__path__)
 import_module(f"{__name__}.retrieval.text")
+
+extractor_kind = find_extractor_class
+"""the former name, which haav.export still uses"""
 
 DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
 """the default of `haav extract`: views that need only the photos"""
@@ -28,12 +32,13 @@ __all__ = [
     "DEFAULT_VIEWS",
     "BrokenPlugin",
     "Extractor",
+    "ExtractorOptions",
     "PhotoBatch",
     "broken_plugins",
     "build_extractor",
     "check_options",
-    "extractor_kind",
     "extractors",
+    "find_extractor_class",
     "view_names",
     "views_that_give",
     "weights_of",

@@ -8,15 +8,14 @@ A third party adds a view with a class like this and one line in its own pyproje
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, signature
 from types import MappingProxyType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -26,21 +25,9 @@ from torch import Tensor
 from haav.errors import ConfigError, HaavError, ViewError, unknown
 from haav.registry import Registry
 from haav.types import PhotoView, ViewSpec
+from haav.views.options import ExtractorOptions
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def load_once(load: Callable[P, T]) -> Callable[P, T]:
-    """`functools.cache` for networks: concurrent threads wait for a single load."""
-    lock, loaded = threading.Lock(), cache(load)
-
-    @wraps(load)
-    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
-        with lock:
-            return loaded(*args, **kwargs)  # type: ignore[arg-type]
-
-    return locked
 
 
 class PhotoBatch:
@@ -108,7 +95,7 @@ class Extractor(ABC):
         self.device = check_device(device)
 
     @classmethod
-    def weights_with(cls, **options: Any) -> tuple[str, ...]:
+    def weights_with(cls, options: ExtractorOptions) -> tuple[str, ...]:
         """Names of the frozen weights that an extractor built with these options runs on."""
         return cls.weights
 
@@ -197,13 +184,14 @@ def view_names() -> list[str]:
     return list(extractors)
 
 
-def weights_of(views: Iterable[str], **options: Any) -> tuple[str, ...]:
+def weights_of(views: Iterable[str], options: ExtractorOptions | None = None) -> tuple[str, ...]:
     """Names of the frozen weights that views run on. Unknown views are skipped; building them raises."""
-    classes = [extractor_class for extractor_class in map(extractor_kind, views) if extractor_class is not None]
-    return tuple(dict.fromkeys(name for extractor_class in classes for name in extractor_class.weights_with(**options)))
+    resolved = options or ExtractorOptions()
+    classes = [extractor_class for extractor_class in map(find_extractor_class, views) if extractor_class is not None]
+    return tuple(dict.fromkeys(name for extractor_class in classes for name in extractor_class.weights_with(resolved)))
 
 
-def extractor_kind(name: str) -> type[Extractor] | None:
+def find_extractor_class(name: str) -> type[Extractor] | None:
     """The extractor class of a view. None for a view without an extractor, such as imported features."""
     broken_plugins()
     return extractors.get(name) if name in extractors else None
@@ -211,30 +199,32 @@ def extractor_kind(name: str) -> type[Extractor] | None:
 
 def views_that_give(what: str, names: Iterable[str]) -> list[str]:
     """The views among `names` whose extractors declare `what` in `gives`."""
-    classes = ((name, extractor_kind(name)) for name in names)
+    classes = ((name, find_extractor_class(name)) for name in names)
     return [name for name, extractor_class in classes if extractor_class is not None and what in extractor_class.gives]
 
 
-def check_options(names: Iterable[str]) -> None:
+def check_options(options: ExtractorOptions) -> None:
     """Raises for an option that no extractor takes."""
-    known = {option for view in view_names() for option in _options(extractors.get(view))}
-    for name in names:
+    known = {option for view in view_names() for option in _parameters(extractors.get(view))}
+    for name in options.given():
         if name not in known:
             raise ConfigError(unknown("option of views", name, known))
 
 
-def build_extractor(name: str, **options: Any) -> Extractor:
+def build_extractor(name: str, options: ExtractorOptions | None = None) -> Extractor:
     """The extractor of a view. Options that only other extractors take (a bridge for `grid`) are ignored."""
-    check_options(options)
-    extractor_class = extractor_kind(name)
+    resolved = options or ExtractorOptions()
+    check_options(resolved)
+    extractor_class = find_extractor_class(name)
     if extractor_class is None:
         for plugin in broken_plugins():
             if plugin.view == name:
-                raise ViewError(f"{plugin}.\n  Mend or uninstall the package; other views work without it.")
+                raise ViewError(f"{plugin}.\n  Fix or uninstall the package; other views work without it.")
         raise ConfigError(
             unknown("view", name, extractors) + "".join(f"\n  Broken: {plugin}." for plugin in broken_plugins())
         )
-    accepted = {key: value for key, value in options.items() if key in _options(extractor_class) and value is not None}
+    parameters = _parameters(extractor_class)
+    accepted: dict[str, Any] = {key: value for key, value in resolved.given().items() if key in parameters}
     try:
         return extractor_class(**accepted)
     except Exception as error:
@@ -244,7 +234,8 @@ def build_extractor(name: str, **options: Any) -> Extractor:
         raise
 
 
-def _options(extractor_class: type[Extractor]) -> set[str]:
+def _parameters(extractor_class: type[Extractor]) -> set[str]:
+    """Names of the options that an extractor takes"""
     parameters = list(signature(extractor_class.__init__).parameters.values())[1:]
     return {
         parameter.name

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from haav.photos.sources import PhotoRef
 from haav.provenance import MadeBy, check_made_by
 from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, quiet
-from haav.views import Extractor, PhotoBatch, build_extractor
+from haav.views import Extractor, ExtractorOptions, PhotoBatch, build_extractor
 
 FAILURES = "failures.jsonl"
 
@@ -51,7 +51,7 @@ def extract(
     refs: Sequence[PhotoRef],
     store_path: str | Path,
     views: Sequence[str],
-    options: Mapping[str, Any] | None = None,
+    options: ExtractorOptions | None = None,
     workers: int | None = None,
     batch: int = 8,
     progress: Progress = quiet,
@@ -61,11 +61,11 @@ def extract(
 
     `made_by`: the extractors accepted by the model that will read the views
     """
-    options = dict(options or {})
+    options = options or ExtractorOptions()
     with Store(store_path, write=True) as store:
         stored = {name: manifest.made_by for name, manifest in store.views.items()}
         for name in views:
-            extractor = build_extractor(name, **options)
+            extractor = build_extractor(name, options)
             check_made_by(made_by or {}, {name: extractor.origin}, "the one to be extracted")
             known = {other: stored[other] for other in extractor.reads if other in stored}
             check_made_by(extractor.reads, known, f"that of {store_path}", "the bridge")
@@ -100,7 +100,7 @@ Job = tuple[PhotoRef, tuple[str, ...]]
 Result = tuple[int, list[Failure]]
 
 
-def _in_process(batches: list[list[Job]], store_path: str | Path, options: Mapping[str, Any]) -> Iterator[Result]:
+def _in_process(batches: list[list[Job]], store_path: str | Path, options: ExtractorOptions) -> Iterator[Result]:
     with Store(store_path, write=True) as store:
         work = _Worker(store, options)
         for batch in batches:
@@ -108,14 +108,14 @@ def _in_process(batches: list[list[Job]], store_path: str | Path, options: Mappi
 
 
 def _in_workers(
-    batches: list[list[Job]], store_path: str | Path, options: Mapping[str, Any], count: int
+    batches: list[list[Job]], store_path: str | Path, options: ExtractorOptions, count: int
 ) -> Iterator[Result]:
     """Distributes batches over `count` processes. A worker that dies is an error. Its commits are kept."""
     context = multiprocessing.get_context("spawn")
     jobs: Any = context.Queue(maxsize=4 * count)
     results: Any = context.Queue()
     workers = [
-        context.Process(target=_worker_main, args=(jobs, results, str(store_path), dict(options)), daemon=True)
+        context.Process(target=_worker_main, args=(jobs, results, str(store_path), options), daemon=True)
         for _ in range(count)
     ]
     for worker in workers:
@@ -153,7 +153,7 @@ def _check_alive(workers: Sequence[Any]) -> None:
             )
 
 
-def _worker_main(jobs: Any, results: Any, store_path: str, options: dict[str, Any]) -> None:
+def _worker_main(jobs: Any, results: Any, store_path: str, options: ExtractorOptions) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = os.getppid()
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def _worker_main(jobs: Any, results: Any, store_path: str, options: dict[str, An
 
 
 class _Worker:
-    def __init__(self, store: Store, options: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, options: ExtractorOptions) -> None:
         self.store = store
         self.options = options
         self.extractors: dict[str, Extractor] = {}
@@ -223,7 +223,7 @@ class _Worker:
 
     def _extractor(self, view: str) -> Extractor:
         if view not in self.extractors:
-            self.extractors[view] = build_extractor(view, **self.options)
+            self.extractors[view] = build_extractor(view, self.options)
         return self.extractors[view]
 
 

@@ -30,7 +30,7 @@ PROBE = 32
 
 
 def import_features(
-    kind: str,
+    layout_name: str,
     source: str | Path,
     store_path: str | Path,
     view: str | None = None,
@@ -43,12 +43,12 @@ def import_features(
     `id_template` turns the file's ids into photo names, e.g. "{id:012d}.jpg". Only the first record of
     a photo is imported.
     """
-    if kind not in LAYOUTS:
-        raise ConfigError(unknown("kind of feature file", kind, LAYOUTS))
-    layout, name, source = LAYOUTS[kind], _namer(id_template), Path(source)
-    targets, files = _targets(layout, view), _files(source, kind)
-    firsts = {role: _probe(files, kind, role) for role in targets}
-    fingerprint, summaries = _fingerprint(kind, files), []
+    if layout_name not in LAYOUTS:
+        raise ConfigError(unknown("layout", layout_name, LAYOUTS))
+    layout, name, source = LAYOUTS[layout_name], _namer(id_template), Path(source)
+    targets, files = _targets(layout, view), _files(source, layout_name)
+    firsts = {role: _probe(files, layout_name, role) for role in targets}
+    fingerprint, summaries = _fingerprint(layout_name, files), []
     with Store(store_path, write=True) as store:
         for role, target in targets.items():
             provenance = {"source": f"imported: {source.name}", "notes": layout.holds}
@@ -118,7 +118,7 @@ def _targets(layout: Layout, view: str | None) -> dict[str, str]:
     if len(layout.views) == 1:
         return {layout.views[0]: view or layout.views[0]}
     if view is not None and view not in layout.views:
-        raise ConfigError(unknown("view of this kind", view, layout.views))
+        raise ConfigError(unknown("view of this layout", view, layout.views))
     return {role: role for role in ([view] if view else layout.views)}
 
 
@@ -176,7 +176,7 @@ def _probe(files: Sequence[Path], layout_name: str, role: str) -> PhotoView:
     raise DataError(
         f"{files[0]} does not look like '{layout_name}': {(problems or ['it has no record with features.'])[0]}\n"
         f"  '{layout_name}' reads {LAYOUTS[layout_name].holds}. "
-        f"Other kinds: {', '.join(sorted(set(LAYOUTS) - {layout_name}))}."
+        f"Other layouts: {', '.join(sorted(set(LAYOUTS) - {layout_name}))}."
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -14,16 +14,32 @@ from haav.errors import CheckpointError, DataError, ViewError
 from haav.files import json_of
 from haav.provenance import MadeBy, accepted_by_all, check_made_by
 from haav.types import PhotoView, ViewSpec
-from haav.views import Extractor, PhotoBatch, build_extractor, check_options, extractor_kind, weights_of
+from haav.views import (
+    Extractor,
+    ExtractorOptions,
+    PhotoBatch,
+    build_extractor,
+    check_options,
+    find_extractor_class,
+    weights_of,
+)
 from haav.views.retrieval.textdb import MANIFEST
 
 BRIDGE, TEXTDB = "bridge", "textdb"
 """folders of a packed model directory: what its text views are retrieved with"""
 
 
-def own_texts(home: str | Path) -> dict[str, Any]:
+def own_texts(home: str | Path) -> dict[str, str]:
     """Paths of the bridge and the text database in a model directory, if they exist."""
     return {name: str(Path(home) / name) for name in (BRIDGE, TEXTDB) if (Path(home) / name).is_dir()}
+
+
+def with_own_texts(options: ExtractorOptions, home: str | Path) -> ExtractorOptions:
+    """`options` with the bridge and the text database of a model directory, where they name none."""
+    own = own_texts(home)
+    bridge = own.get(BRIDGE) if options.bridge is None else options.bridge
+    textdb = own.get(TEXTDB) if options.textdb is None else options.textdb
+    return replace(options, bridge=bridge, textdb=textdb)
 
 
 class ViewExtractors:
@@ -34,14 +50,13 @@ class ViewExtractors:
         specs: Mapping[str, ViewSpec],
         home: str | Path | None = None,
         made_by: MadeBy | None = None,
-        **options: Any,
+        options: ExtractorOptions | None = None,
     ) -> None:
-        """`home`: the model's directory; `made_by`: the extractors that it accepts; `options`: options of extractors,
-        such as `clip_model`"""
-        if options:
-            check_options(options)
+        """`home`: the model's directory; `made_by`: the extractors that it accepts"""
+        resolved = options or ExtractorOptions()
+        check_options(resolved)
         self.specs = dict(specs)
-        self.options = (own_texts(home) if home else {}) | options
+        self.options = with_own_texts(resolved, home) if home else resolved
         self.made_by = dict(made_by or {})
         self._owners: dict[str, ViewExtractors] = {}
         """for several models together: view → the extractors that serve it"""
@@ -67,7 +82,7 @@ class ViewExtractors:
 
     def weights(self, views: Sequence[str]) -> tuple[str, ...]:
         """Names of the frozen weights that these views run on."""
-        names = (weights_of([name], **self._owners.get(name, self).options) for name in views)
+        names = (weights_of([name], self._owners.get(name, self).options) for name in views)
         return tuple(dict.fromkeys(chain.from_iterable(names)))
 
     def extractor(self, name: str) -> Extractor:
@@ -75,30 +90,30 @@ class ViewExtractors:
         with self._lock:
             if name not in self._made:
                 owner = self._owners.get(name)
-                extractor = owner.extractor(name) if owner else build_extractor(name, **self.options)
+                extractor = owner.extractor(name) if owner else build_extractor(name, self.options)
                 if extractor.spec != self.specs[name]:
                     raise CheckpointError(
                         f"this model was trained on another '{name}' than the one installed: {self.specs[name]} "
                         f"instead of {extractor.spec}."
                     )
-                check_made_by(self.made_by, {name: extractor.origin}, "the one that looks at photos")
+                check_made_by(self.made_by, {name: extractor.origin}, "the one installed")
                 self._made[name] = extractor
             return self._made[name]
 
 
 def _check_same_texts(view: str, first: ViewExtractors, other: ViewExtractors) -> None:
     """Compares bridges and text databases, which models may bring even if they record no fingerprints."""
-    extractor_class = extractor_kind(view)
+    extractor_class = find_extractor_class(view)
     for need in extractor_class.needs if extractor_class else ():
-        path, other_path = first.options.get(need), other.options.get(need)
-        if path is None or other_path is None or path == other_path:
+        path, other_path = (part.options.given().get(need) for part in (first, other))
+        if path == other_path or not (isinstance(path, (str, Path)) and isinstance(other_path, (str, Path))):
             continue
         origin, other_origin = read_origin(path), read_origin(other_path)
         if origin != other_origin:
             raise ViewError(
-                f"these models bring a different {need} for '{view}':\n"
+                f"these models have a different {need} for '{view}':\n"
                 f"  {path}  {origin}\n  {other_path}  {other_origin}\n"
-                "  An ensemble looks at a photo once. Train its members on one store."
+                "  An ensemble extracts each view once. Train its members on one store."
             )
 
 

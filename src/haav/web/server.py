@@ -116,10 +116,10 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
 
     @app.get("/static/{file}", include_in_schema=False)
     def static(file: str) -> Response:
-        kinds = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
-        if file not in kinds:
+        media_types = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
+        if file not in media_types:
             raise Refused(404, f"there is no {file}.")
-        return Response(_file("static/app.js") if file == "app.js" else html.part(file), media_type=kinds[file])
+        return Response(_file("static/app.js") if file == "app.js" else html.part(file), media_type=media_types[file])
 
     @app.get("/samples/{file}", include_in_schema=False)
     def sample(file: str) -> Response:
@@ -164,7 +164,7 @@ def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "b
             raise Refused(422, str(error)) from None
         title = fields["name"]
         if settings.format == "html":
-            text = await asyncio.to_thread(html.render, title, image, result)
+            text = await asyncio.to_thread(html.render_explanation, title, image, result)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
         return JSONResponse({"image": title, **result})

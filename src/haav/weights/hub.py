@@ -22,6 +22,7 @@ from torch import Tensor
 
 from haav.errors import ViewError
 from haav.files import json_of
+from haav.weights.once import load_once
 
 INSTALL = 'pip install "haav[hub]"'
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -172,7 +173,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-@cache
+@load_once
 def load_network(model: HubModel, class_name: str, device: str = "cpu") -> Any:
     """The transformers class `class_name` with the model's weights, frozen.
 
@@ -208,7 +209,7 @@ def load_network(model: HubModel, class_name: str, device: str = "cpu") -> Any:
     return network.eval().requires_grad_(False).float().to(device)
 
 
-@cache
+@load_once
 def load_tokenizer(model: HubModel) -> Any:
     try:
         return transformers().AutoTokenizer.from_pretrained(

@@ -68,7 +68,7 @@ class ViewAggregator(Aggregator):
 
 def build_joint_memory(attention: Attention, encoded: EncodedViews) -> Memory:
     """The tokens of all views as one sequence, in which views that are not there are hidden"""
-    visible = [mask & encoded.present[:, [number]] for number, mask in enumerate(encoded.masks)]
+    visible = [mask & encoded.present[:, [index]] for index, mask in enumerate(encoded.masks)]
     mask, memory = torch.cat(visible, dim=1), attention.keys_values(torch.cat(encoded.tokens, dim=2))
     # Who sees nothing finds nothing, instead of the mean of padding.
     values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)

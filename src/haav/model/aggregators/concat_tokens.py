@@ -38,7 +38,7 @@ class ConcatTokensAggregator(Aggregator):
         if not self.gates:
             return Aggregated(per_layer.squeeze(1), None)
         total = torch.zeros_like(query)
-        for number, gate in enumerate(self.gates):
-            context = per_layer[:, number]
+        for layer, gate in enumerate(self.gates):
+            context = per_layer[:, layer]
             total = total + gate(torch.cat([query, context], dim=-1)).sigmoid() * context
         return Aggregated(total / len(self.gates) ** 0.5, None)

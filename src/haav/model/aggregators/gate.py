@@ -33,9 +33,9 @@ class GateAggregator(TwoTierAggregator):
     def across(self, query: Tensor, contexts: Tensor, present: Tensor) -> Aggregated:
         kept = present[..., None].to(contexts.dtype)
         total = torch.zeros_like(query)
-        for number, gate in enumerate(self.gates.values()):
-            view = contexts[:, :, number]
-            total = total + self.squash(gate(torch.cat([query, view], dim=-1))) * view * kept[:, :, number]
+        for index, gate in enumerate(self.gates.values()):
+            context = contexts[:, :, index]
+            total = total + self.squash(gate(torch.cat([query, context], dim=-1))) * context * kept[:, :, index]
         return Aggregated(total * kept.sum(dim=2).clamp(min=1).rsqrt(), None)
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from haav import weights
 from haav.errors import ViewError
-from haav.views.base import PhotoBatch, load_once
+from haav.views.base import PhotoBatch
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.vit import VisionTransformer, VitConfig
 from haav.weights import hub
+from haav.weights.once import load_once
 
 WEIGHTS = "clip-vit-b16"
 LICENCE = "MIT"

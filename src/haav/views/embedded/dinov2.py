@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from haav import weights as frozen
 from haav.types import PhotoView, ViewSpec
-from haav.views.base import Extractor, PhotoBatch, extractors, load_once
+from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.pooling import squares
 from haav.views.embedded.vit import VisionTransformer, VitConfig, resolve_precision
+from haav.weights.once import load_once
 
 WEIGHTS = "dinov2-vit-s14"
 LICENCE = "Apache-2.0"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from haav import weights
-from haav.views.base import load_once
 from haav.views.embedded.folded_conv import FoldedConv, fold
+from haav.weights.once import load_once
 
 SIZE = 260
 WIDTH = 1280

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from haav import weights as frozen
 from haav.errors import ViewError
-from haav.views.base import load_once
 from haav.views.embedded.folded_conv import FoldedConv, fold
+from haav.weights.once import load_once
 
 SIZE = 416
 LICENCE = "MIT"

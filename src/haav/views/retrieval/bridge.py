@@ -261,9 +261,9 @@ def _loss(bridge: Bridge, pairs: Pairs, batch: Tensor, config: BridgeConfig, gen
 
 @torch.no_grad()
 def recall(
-    queries: Tensor, vectors: Tensor, rows: Sequence[Sequence[int]], at: Sequence[int] = (1, 5, 10)
+    queries: Tensor, vectors: Tensor, rows: Sequence[Sequence[int]], ranks: Sequence[int] = (1, 5, 10)
 ) -> dict[str, float]:
-    """Percentage of photos with one of their own captions among the k nearest of `vectors`, for each k in `at`."""
-    best = (queries.float() @ vectors.float().T).topk(min(max(at), len(vectors)), dim=1).indices
+    """Percentage of photos with one of their own captions among the k nearest of `vectors`, for each k in `ranks`."""
+    best = (queries.float() @ vectors.float().T).topk(min(max(ranks), len(vectors)), dim=1).indices
     hits = torch.stack([torch.isin(best[query], torch.tensor(captions)) for query, captions in enumerate(rows)])
-    return {f"recall@{k}": round(100 * hits[:, :k].any(dim=1).float().mean().item(), 1) for k in at}
+    return {f"recall@{k}": round(100 * hits[:, :k].any(dim=1).float().mean().item(), 1) for k in ranks}

@@ -6,7 +6,6 @@ An encoder is needed only to build a text database. Captioning a photo reads the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from haav import weights
 from haav.errors import DataError
 from haav.types import Progress, quiet
+from haav.weights.once import load_once
 
 WIDTH = 384
 WEIGHTS = "minilm-l6"
@@ -62,7 +62,7 @@ def encode_by_length(
     return vectors
 
 
-@cache
+@load_once
 def _load() -> tuple[Any, Any]:
     try:
         from transformers import AutoModel, AutoTokenizer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from haav.provenance import check_made_by
 from haav.types import PhotoView, ViewSpec
 from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors, weights_of
 from haav.views.embedded.regions import CROPS
+from haav.views.options import ExtractorOptions
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
+from haav.weights.once import load_once
 
 
 def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:
@@ -52,23 +54,23 @@ class TextExtractor(Extractor):
 
     def __init__(
         self,
-        bridge: str | CrossFitted | None = None,
-        textdb: str | TextDatabase | None = None,
-        clip_source: str | None = None,
+        bridge: str | Path | CrossFitted | None = None,
+        textdb: str | Path | TextDatabase | None = None,
+        clip_source: str | Path | None = None,
         precision: str = "auto",
         device: str = "cpu",
     ) -> None:
         """`clip_source`, `precision`, `device`: options of the view that the bridge reads"""
         super().__init__(device)
-        self.options = {"clip_source": clip_source, "precision": precision, "device": device}
+        self.options = ExtractorOptions(device, precision, clip_source=clip_source)
         if bridge is None or textdb is None:
             raise ViewError(
                 f"view '{self.name}' needs a bridge and a text database.\n"
                 "  Make them with: haav textdb, haav bridge; then give --bridge DIR --textdb DIR.\n"
                 "  A model that is to caption photos needs them in its directory: haav pack."
             )
-        self.bridge = _load_bridge(bridge) if isinstance(bridge, str) else bridge
-        self.textdb = load_textdb(textdb) if isinstance(textdb, str) else textdb
+        self.bridge = bridge if isinstance(bridge, CrossFitted) else _load_bridge(str(bridge))
+        self.textdb = textdb if isinstance(textdb, TextDatabase) else load_textdb(str(textdb))
         if self.bridge.encoder != self.textdb.encoder:
             raise ViewError(
                 f"the bridge leads to vectors of {self.bridge.encoder}, the text database holds those of "
@@ -78,9 +80,11 @@ class TextExtractor(Extractor):
         self.reads = {self.bridge.view: self.bridge.made_by}
 
     @classmethod
-    def weights_with(cls, **options: Any) -> tuple[str, ...]:
-        bridge = options.get("bridge")
-        return () if bridge is None else weights_of([_load_bridge(str(bridge)).view])
+    def weights_with(cls, options: ExtractorOptions) -> tuple[str, ...]:
+        if options.bridge is None:
+            return ()
+        bridge = options.bridge if isinstance(options.bridge, CrossFitted) else _load_bridge(str(options.bridge))
+        return weights_of([bridge.view], options)
 
     @property
     def fingerprint(self) -> str:
@@ -101,7 +105,7 @@ class TextExtractor(Extractor):
     @cached_property
     def _regions(self) -> Extractor:
         """The extractor of the view that the bridge was trained on, for photos whose features are not stored."""
-        extractor = build_extractor(self.bridge.view, **self.options)
+        extractor = build_extractor(self.bridge.view, self.options)
         check_made_by(self.reads, {extractor.name: extractor.origin}, "the one installed", "the bridge")
         return extractor
 
@@ -121,11 +125,11 @@ class TextNineExtractor(TextExtractor):
     name, crops, per_crop = "text_nine", "nine", 2
 
 
-@cache
+@load_once
 def _load_bridge(path: str) -> CrossFitted:
     return CrossFitted.load(path)
 
 
-@cache
+@load_once
 def load_textdb(path: str) -> TextDatabase:
     return TextDatabase.load(path)
