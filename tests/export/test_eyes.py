@@ -108,6 +108,11 @@ def test_a_model_with_clip_and_texts_captions_as_it_does_with_torch(
             assert other_word.views == pytest.approx(word.views, abs=1e-4)
 
 
+def test_clip_is_exported_in_8_bits(exported: Path) -> None:
+    """86 M weights of CLIP's layers; DINOv2, YOLO and EfficientNet, whose weights are float32, take 125 MB."""
+    assert (exported / "eyes.onnx").stat().st_size < 230e6
+
+
 class Colours(Extractor):
     """The example of docs/how-to/your-own-view.md"""
 

@@ -25,6 +25,8 @@ def write_graph(
     path: Path,
 ) -> None:
     def save(place: Path) -> None:
+        from haav.export.compress import compress  # needs onnx, an extra
+
         with warnings.catch_warnings(), torch.no_grad():
             # Tracing warns of every Python branch on a tensor. The examples are chosen to take the right branches.
             warnings.simplefilter("ignore")
@@ -39,6 +41,7 @@ def write_graph(
                 do_constant_folding=False,
                 dynamo=False,
             )
+        compress(place)
 
     try:
         write_atomically(path, save)
