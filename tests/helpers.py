@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,7 @@ from haav.pretrained import load_weights, save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import View, ViewSpec
 from haav.views import build_extractor
-from haav.views.embedded.regions import WIDTH
-from haav.views.retrieval.bridge import Bridge, BridgeConfig, CrossFitted
-from haav.views.retrieval.text import text_spec
+from haav.views.retrieval.bridge import FEATURES, Bridge, BridgeConfig, CrossFitted
 from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 
 ROOT = Path(__file__).parents[1]
@@ -102,12 +101,10 @@ def combinations() -> list[tuple[str, str, str]]:
     ]
 
 
-def save_model(folder: Path, text: TextDatabase | None = None) -> Path:
-    """A small model of chance weights that reads the embedded views"""
+def save_model(folder: Path, views: Sequence[str] = ("cells", "objects"), **options: Any) -> Path:
+    """A small model of chance weights that reads these views; `options`: of their extractors"""
     torch.manual_seed(0)
-    specs = {name: build_extractor(name).spec for name in ("cells", "objects")}
-    if text is not None:
-        specs["text_whole"] = text_spec(text, "whole", 16)
+    specs = {name: build_extractor(name, **options).spec for name in views}
     config = tiny_config()
     config, problems = resolve(replace(config, model=replace(config.model, views=specs, vocabulary_size=len(WORDS))))
     assert not problems
@@ -115,15 +112,19 @@ def save_model(folder: Path, text: TextDatabase | None = None) -> Path:
     return folder
 
 
-def save_text_model(folder: Path) -> Path:
-    """A model that reads sentences too; the bridge and the text database lie beside it"""
+def save_text_model(
+    folder: Path, views: Sequence[str] = ("cells", "objects", "text_whole"), bridge_from: str = FEATURES
+) -> Path:
+    """A model that reads sentences too; the bridge, from features of a view, and the text database lie beside it"""
     torch.manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=1)
     text = TextDatabase([Entry(f"sentence {n}", (f"p{n}",)) for n in range(50)], vectors, Manifest("toy"))
     text.save(folder / "textdb")
-    config = BridgeConfig(features=WIDTH, vectors=384, folds=2)
-    CrossFitted(config, [Bridge(config) for _ in range(3)], {"p1": 0, "p2": 1}, "toy").save(folder / "bridge")
-    return save_model(folder / "model", text)
+    config = BridgeConfig(features=build_extractor(bridge_from).spec.dim, vectors=384, folds=2)
+    bridges = [Bridge(config) for _ in range(3)]
+    CrossFitted(config, bridges, {"p1": 0, "p2": 1}, "toy", bridge_from).save(folder / "bridge")
+    options = {name: str(folder / name) for name in ("bridge", "textdb")}
+    return save_model(folder / "model", views, **options)
 
 
 def tiny_captioner(folder: Path, decode: dict[str, Any], **model: Any) -> Captioner:

@@ -66,6 +66,11 @@ class Vocabulary:
     def ids(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words)}
 
+    @cached_property
+    def dangling(self) -> list[int]:
+        """Ids of the words that a complete caption does not end with"""
+        return sorted(self.ids[word] for word in DANGLING & self.ids.keys())
+
     def encode(self, caption: str) -> list[int]:
         """Word ids between <bos> and <eos>. Unknown words become <unk>."""
         known = (self.ids.get(word, UNK) for word in tokenize(caption))

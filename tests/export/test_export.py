@@ -28,9 +28,6 @@ from haav.inference.stream import find_items
 from haav.model.encodings import encodings
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
-from haav.views.embedded.objects import ObjectsExtractor, suppress
-from haav.views.embedded.pooling import pool as pool_torch
-from haav.views.embedded.yolo import Detections
 from helpers import SAMPLES, SHARED, VIEWS, combinations, save_text_model, tiny_captioner
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
@@ -38,7 +35,6 @@ pytest.importorskip("onnx", reason="needs the onnx extra")
 from haav.export.onnx import export_onnx
 from haav.export.portable import PortableCaptioner
 from haav.export.portable.search import Search
-from haav.export.portable.views import objects, pool
 
 PHOTOS = sorted(SAMPLES.glob("*.jpg"))
 
@@ -114,7 +110,7 @@ def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, A
         seen = random_views(VIEWS, 1 + seed, seed)
         n_best = min(3, captioner.config.decode.beam)
         ours = captioner.caption_views(collate([""] * (1 + seed), seen).views, n_best=n_best)
-        for one, other in zip(ours, portable.caption_seen(arrays(seen), n_best=n_best), strict=True):
+        for one, other in zip(ours, portable.caption_extracted(arrays(seen), n_best=n_best), strict=True):
             same(one, other)
 
 
@@ -134,9 +130,9 @@ def test_any_single_model_can_be_exported(tmp_path: Path, model: dict[str, Any])
     portable = PortableCaptioner(tmp_path / "out")
     seen = random_views(VIEWS, 4, 0)
     ours = captioner.caption_views(collate([""] * 4, seen).views)
-    for one, other in zip(ours, portable.caption_seen(arrays(seen)), strict=True):
+    for one, other in zip(ours, portable.caption_extracted(arrays(seen)), strict=True):
         same(one, other)
-    with pytest.raises(ConfigError, match="views other than the embedded ones"):
+    with pytest.raises(ConfigError, match="views that cannot be exported"):
         portable.caption(PHOTOS[0])
 
 
@@ -258,24 +254,10 @@ def test_it_runs_where_there_is_no_torch(model: Path, exported: Path, tmp_path: 
     assert set(broken) == {"image", "error"}
 
 
-def test_pooling_and_the_choice_of_boxes_are_those_of_the_views() -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(1, 7, 13, 13, generator=generator)
-    corners = torch.rand(40, 4, generator=generator) * 1.2 - 0.1
-    boxes = torch.cat([torch.minimum(corners[:, :2], corners[:, 2:]), torch.maximum(corners[:, :2], corners[:, 2:])], 1)
-    pooled = pool(features[0].numpy(), boxes.numpy())
-    np.testing.assert_allclose(pooled, pool_torch(features[0], boxes).numpy(), atol=1e-5)
-    scores = torch.rand(1, 40, 80, generator=generator) ** 3
-    scores[:, :, 3:] *= 0.01  # few classes, so that boxes of one overlap
-    found = Detections(boxes[None], scores, torch.randn(1, 512, 13, 13), torch.randn(1, 256, 26, 26))
-    (ours,) = ObjectsExtractor().describe(found)
-    best, classes = scores[0].max(dim=1)
-    assert 1 < len(suppress(boxes, best, classes)) < int((best >= 0.1).sum())
-    parts = {"boxes": found.boxes, "scores": found.scores, "deep": found.deep, "fine": found.fine}
-    given = {f".{name}": part[0].numpy() for name, part in parts.items()}
-    theirs = objects(given, 0.1, 0.45, 50)
-    np.testing.assert_array_equal(theirs["boxes"], ours.boxes.numpy() if ours.boxes is not None else None)
-    np.testing.assert_allclose(theirs["tokens"], ours.tokens.numpy(), atol=1e-5)
+def test_a_batch_has_photos(exported: Path) -> None:
+    for batch in (0, -1):
+        with pytest.raises(ConfigError, match="a batch has at least 1 photo"):
+            PortableCaptioner(exported).caption(PHOTOS, batch=batch)
 
 
 def test_what_cannot_be_exported_or_read_is_said(tmp_path: Path, exported: Path) -> None:
@@ -296,7 +278,8 @@ def test_what_cannot_be_exported_or_read_is_said(tmp_path: Path, exported: Path)
     with pytest.raises(CheckpointError, match=r"step.onnx cannot be read"):
         PortableCaptioner(tmp_path / "broken")
     (tmp_path / "broken" / "step.onnx").write_bytes(whole)
-    with pytest.raises(CheckpointError, match="text database"):
+    (tmp_path / "broken" / "sentences.text_whole.json").unlink()
+    with pytest.raises(CheckpointError, match=r"sentences.text_whole.json"):
         PortableCaptioner(tmp_path / "broken")
 
 

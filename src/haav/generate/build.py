@@ -12,7 +12,7 @@ from haav.generate.beam import BeamSearch
 from haav.generate.loop import Strategy
 from haav.generate.rules import Ending, Never, NoRepeats, Rule
 from haav.generate.sample import Sampling
-from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
+from haav.text import BOS, EOS, PAD, UNK, Vocabulary
 
 MOST_DEMANDS = 4
 """the number of banks of a constrained search doubles with each"""
@@ -63,8 +63,8 @@ def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[
         rules.append(Never(unsaid))
     if settings.no_repeat:
         rules.append(NoRepeats(settings.no_repeat))
-    dangling = [] if settings.allow_cut else [vocabulary.ids[word] for word in sorted(DANGLING & vocabulary.ids.keys())]
     if settings.min_words or not settings.allow_cut:
+        dangling = [] if settings.allow_cut else vocabulary.dangling
         rules.append(Ending(settings.min_words, dangling, in_time=not settings.allow_cut))
     return rules
 

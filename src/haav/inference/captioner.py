@@ -18,7 +18,7 @@ from haav.errors import ConfigError, ImageError, unknown
 from haav.generate.build import build_rules, build_strategy, demanded, forbidden
 from haav.generate.consensus import by_consensus
 from haav.generate.loop import Generated, collapse_repeats, generate
-from haav.inference.confidence import confidence
+from haav.inference.caption import build_caption
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
@@ -28,8 +28,8 @@ from haav.model.haav import Haav
 from haav.photos.images import Picture, is_picture, load_image
 from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
-from haav.text import PAD, Vocabulary
-from haav.types import Caption, EncodedViews, PhotoView, Views, Word
+from haav.text import Vocabulary
+from haav.types import Caption, EncodedViews, PhotoView, Views
 from haav.views import ExtractorOptions
 from haav.views.live import ViewExtractors
 
@@ -319,25 +319,12 @@ class Captioner:
         return possible
 
     def _caption(self, generated: Generated, photo: int, rank: int, names: tuple[str, ...]) -> Caption:
-        tokens = [token for token in generated.tokens[photo, rank].tolist() if token != PAD]
-        logprobs = generated.logprobs[photo, rank].tolist()
-        texts = self.vocabulary.decode(tokens)
         # The view weights shown for a word are those of the last decoder layer, mean over heads.
         weights = None
         if generated.weights is not None:
             weights = generated.weights[photo, rank, :, -1].float().mean(dim=1).tolist()
-        words = tuple(
-            Word(
-                text,
-                tokens[step],
-                logprobs[step],
-                confidence(logprobs[step], self.config.confidence),
-                None if weights is None else dict(zip(names, weights[step], strict=True)),
-            )
-            for step, text in enumerate(texts)
-        )
-        mean = sum(word.confidence for word in words) / len(words) if words else 0.0
-        return Caption(" ".join(texts), words, sum(logprobs), mean)
+        tokens, logprobs = generated.tokens[photo, rank].tolist(), generated.logprobs[photo, rank].tolist()
+        return build_caption(tokens, logprobs, weights, names, self.vocabulary, self.config.confidence)
 
 
 def _item(index: int, photo: Picture) -> PhotoItem:

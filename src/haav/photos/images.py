@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard, Union
@@ -70,6 +71,12 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name} does not fit into memory.") from None
     except Exception as error:  # decoders raise whatever they like on damaged files
         raise ImageError(f"{name} is damaged: {error}.") from None
+
+
+def square_pixels(images: Sequence[Image.Image], side: int, resample: Image.Resampling) -> np.ndarray:
+    """(B, 3, side, side) uint8 RGB: whole pictures resized to squares."""
+    arrays = [np.asarray(image.resize((side, side), resample)) for image in images]
+    return np.stack(arrays).transpose(0, 3, 1, 2)
 
 
 def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:

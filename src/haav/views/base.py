@@ -17,12 +17,12 @@ from inspect import isabstract, signature
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from haav.errors import ConfigError, HaavError, ViewError, unknown
+from haav.photos.images import square_pixels
 from haav.registry import Registry
 from haav.types import PhotoView, ViewSpec
 from haav.views.options import ExtractorOptions
@@ -50,8 +50,7 @@ class PhotoBatch:
 
     def pixels(self, side: int, resample: Image.Resampling = Image.Resampling.BILINEAR) -> Tensor:
         """(B, 3, side, side) uint8 RGB: the whole photo resized to a square."""
-        arrays = [np.asarray(image.resize((side, side), resample)) for image in self.images]
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+        return torch.from_numpy(square_pixels(self.images, side, resample))
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
         """The value under `name`, computed on first use."""
@@ -72,6 +71,17 @@ class PhotoBatch:
         return self.once(extractor.name, lambda: extractor.extract(self))
 
 
+@dataclass(frozen=True)
+class TracedView:
+    """A view of one photo whose tensors are values of a graph that `haav export` writes."""
+
+    view: PhotoView
+    rows: Tensor | None = None
+    """(S,) int64: the sentence of each token, for a view that gives sentences"""
+    sentences: Sequence[str] = ()
+    """what `rows` refers to"""
+
+
 class Extractor(ABC):
     """Subclass it, set the fields and implement `extract`. Several threads may call it, each with its own photos."""
 
@@ -89,6 +99,10 @@ class Extractor(ABC):
     reads: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """stored views that it can read instead of the photo, each with the fingerprints it accepts (an empty tuple accepts
     any). If this is empty, it needs the photo itself."""
+    exportable: ClassVar[bool] = False
+    """whether `haav export` can write it as an ONNX graph, by tracing `extract` of one photo. It then takes pixels from
+    `photos.pixels` and computes with tensor operations alone: no Python branch depends on their values. The views that
+    it `reads` must be exportable too."""
 
     def __init__(self, device: str = "cpu") -> None:
         """`device`: where its networks run; views are returned on the CPU"""
@@ -112,6 +126,11 @@ class Extractor(ABC):
     @abstractmethod
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         """One view per photo. A view without tokens means that the photo lacks it."""
+
+    def trace(self, photo: PhotoBatch) -> TracedView:
+        """The view of one photo, while its operations are recorded. Labels are not part of the graph."""
+        (view,) = photo.view(self)
+        return TracedView(view)
 
 
 def check_device(name: str) -> str:

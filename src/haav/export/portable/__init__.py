@@ -12,34 +12,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 from PIL import Image
 
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import CheckpointError, ConfigError
-from haav.export.portable.search import Found, Search
-from haav.export.portable.views import SENTENCES, PortableEyes, session
+from haav.export.portable.search import Hypothesis, Search
+from haav.export.portable.views import SENTENCES, Arrays, PortableEyes, session
 from haav.files import json_of
 from haav.generate.consensus import by_consensus
-from haav.inference.confidence import confidence
+from haav.inference.caption import build_caption
 from haav.photos.images import Picture, is_picture, load_image
-from haav.text import PAD, Vocabulary
-from haav.types import Caption, Word
+from haav.text import Vocabulary
+from haav.types import Caption
 
-Arrays = dict[str, np.ndarray]
-"""a view of one photo: `tokens`, positions by name, `boxes`, `sentences`"""
-
-FORMAT = "haav-portable-1"
-ABOUT, READER, STEP, EYES, WORDS, TEXTS = (
-    "portable.json",
-    "reader.onnx",
-    "step.onnx",
-    "eyes.onnx",
-    "vocabulary.json",
-    "textdb",
-)
+FORMAT = "haav-portable-2"
+ABOUT, READER, STEP, WORDS = "portable.json", "reader.onnx", "step.onnx", "vocabulary.json"
 
 
 class PortableCaptioner:
@@ -55,14 +45,15 @@ class PortableCaptioner:
         try:
             about = json_of((folder / ABOUT).read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
-                raise ValueError(f"its format is {about['format']!r}")
+                raise ValueError(f"its format is {about['format']!r}, not {FORMAT!r}")
             self.vocabulary = Vocabulary.from_json(json_of((folder / WORDS).read_text(encoding="utf-8")))
             self.views: dict[str, Any] = about["views"]
             self.layers = int(about["layers"])
             self.past_shape = tuple(int(size) for size in about["past"])
             self.decode = DecodeConfig(**about["decode"])
-            self.sure = ConfidenceConfig(**about["confidence"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.confidence = ConfidenceConfig(**about["confidence"])
+            self.eyes = PortableEyes(folder, about["eyes"], threads) if about["eyes"] else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{folder} is not what `haav export` writes, or is damaged: {error}.\n"
                 "  Make it with: haav export MODEL --out DIR"
@@ -70,29 +61,44 @@ class PortableCaptioner:
         self.reader = session(folder / READER, threads)
         self.step = session(folder / STEP, threads)
         self.memory = tuple(output.name for output in self.reader.get_outputs())
-        self.eyes = PortableEyes(folder / EYES, folder / TEXTS, self.views, threads) if about["eyes"] else None
 
-    def caption(self, photos: Picture | Sequence[Picture], *, batch: int = 8, **options: Any) -> Any:
-        """The caption of one photo, or a list of captions of several photos. `options`: `beam`, `n_best`"""
-        if is_picture(photos):
-            return self.caption([cast(Picture, photos)], **options)[0]
+    @overload
+    def caption(  # type: ignore[overload-overlap]  # a text, bytes and an array are sequences, and still one photo
+        self, photos: Picture, *, batch: int = 8, beam: int | None = None, n_best: int = 1
+    ) -> Caption: ...
+
+    @overload
+    def caption(
+        self, photos: Sequence[Picture], *, batch: int = 8, beam: int | None = None, n_best: int = 1
+    ) -> list[Caption]: ...
+
+    def caption(
+        self, photos: Picture | Sequence[Picture], *, batch: int = 8, beam: int | None = None, n_best: int = 1
+    ) -> Caption | list[Caption]:
+        """The caption of one photo, or a list of captions of several photos. `batch` photos are decoded at once."""
+        if batch < 1:
+            raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
+        single = is_picture(photos)
+        pictures = [cast(Picture, photos)] if single else list(cast(Sequence[Picture], photos))
         captions: list[Caption] = []
-        pictures = list(cast(Sequence[Picture], photos))
         for start in range(0, len(pictures), batch):
             images = [load_image(picture) for picture in pictures[start : start + batch]]
-            captions += self.caption_seen(self.look(images), **options)
-        return captions
+            captions += self.caption_extracted(self.extract(images), beam=beam, n_best=n_best)
+        return captions[0] if single else captions
 
-    def look(self, images: Sequence[Image.Image]) -> dict[str, list[Arrays]]:
+    def extract(self, images: Sequence[Image.Image]) -> dict[str, list[Arrays]]:
         """Extract the views of upright RGB pictures."""
         if self.eyes is None:
-            raise ConfigError("this export cannot look at photos: its model reads views other than the embedded ones.")
+            raise ConfigError(
+                "this export takes views, not photos: its model reads views that cannot be exported.\n"
+                "  Give views as arrays: caption_extracted."
+            )
         return self.eyes(images)
 
-    def caption_seen(
+    def caption_extracted(
         self, extracted: Mapping[str, Sequence[Arrays]], *, beam: int | None = None, n_best: int = 1
     ) -> list[Caption]:
-        """Caption photos from the views that `look` returns."""
+        """Caption photos from the views that `extract` returns."""
         beam = max(n_best, self.decode.beam) if beam is None else beam
         if not 1 <= n_best <= beam:
             raise ConfigError(f"n_best must be from 1 to the beam, {beam}, not {n_best}.")
@@ -145,33 +151,20 @@ class PortableCaptioner:
         self, words: np.ndarray, past: list[np.ndarray], position: int, memory: Arrays
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """words (B, C) → scores (B, C, words) of the next words, trust (B, C, V), the past including `words`"""
-        feed = {"words": words, "at": np.array(position)} | memory
+        feed = {"words": words, "position": np.array(position)} | memory
         feed |= {f"past.{index}": part for index, part in enumerate(past)}
         wanted = {value.name for value in self.step.get_inputs()}
         scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
         return scores, trust, known
 
-    def _captions(self, hypotheses: list[Found], n_best: int, sentences: Sequence[str]) -> Caption:
+    def _captions(self, hypotheses: list[Hypothesis], n_best: int, sentences: Sequence[str]) -> Caption:
         possible = [self._caption(hypothesis) for hypothesis in hypotheses if hypothesis.logprob > -math.inf]
         if not possible:
             raise ConfigError("no caption fits decode.max_words and the other rules.")
-        best = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
-        return replace(best[0], n_best=tuple(best[1:]))
+        best, *others = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
+        return replace(best, n_best=tuple(others))
 
-    def _caption(self, hypothesis: Found) -> Caption:
-        tokens = [int(token) for token in hypothesis.words if token != PAD]
-        texts = self.vocabulary.decode(tokens)
-        words = tuple(
-            Word(
-                text,
-                tokens[step],
-                float(hypothesis.logprobs[step]),
-                confidence(float(hypothesis.logprobs[step]), self.sure),
-                {name: float(share) for name, share in zip(self.views, hypothesis.trust[step], strict=True)}
-                if hypothesis.trust.shape[1]
-                else None,
-            )
-            for step, text in enumerate(texts)
-        )
-        sure = sum(word.confidence for word in words) / len(words) if words else 0.0
-        return Caption(" ".join(texts), words, hypothesis.logprob, sure)
+    def _caption(self, hypothesis: Hypothesis) -> Caption:
+        weights = hypothesis.trust.tolist() if hypothesis.trust.shape[1] else None
+        words, logprobs = hypothesis.words.tolist(), hypothesis.logprobs.tolist()
+        return build_caption(words, logprobs, weights, list(self.views), self.vocabulary, self.confidence)

@@ -1,4 +1,7 @@
-"""Plain beam search in numpy, with the same rules and results as `haav.generate`."""
+"""Plain beam search in numpy, with the same rules and results as `haav.generate`.
+
+It is a second implementation on purpose: docs/explanation/architecture.md says why.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from haav.config import DecodeConfig
-from haav.text import BOS, DANGLING, EOS, PAD, UNK, Vocabulary
+from haav.text import BOS, EOS, PAD, UNK, Vocabulary
 
 Step = Callable[[np.ndarray, list[np.ndarray], int], tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
 """words (B, C), past, position → scores (B, C, words), trust (B, C, V), new past"""
 
 
 @dataclass(frozen=True)
-class Found:
+class Hypothesis:
     """One caption of the search."""
 
     words: np.ndarray
@@ -59,10 +62,9 @@ class Search:
     def __init__(self, settings: DecodeConfig, vocabulary: Vocabulary, beam: int, n_best: int) -> None:
         self.settings, self.beam, self.n_best = settings, beam, n_best
         self.never = [PAD, BOS, *([] if settings.allow_unk else [UNK])]
-        said = DANGLING & vocabulary.ids.keys()
-        self.dangling = [] if settings.allow_cut else sorted(vocabulary.ids[word] for word in said)
+        self.dangling = [] if settings.allow_cut else vocabulary.dangling
 
-    def __call__(self, step: Step, past: list[np.ndarray], photos: int) -> list[list[Found]]:
+    def __call__(self, step: Step, past: list[np.ndarray], photos: int) -> list[list[Hypothesis]]:
         """The best captions of each photo, best first"""
         most = self.settings.max_words
         scores, trust, past = step(np.full((photos, 1), BOS), past, 0)
@@ -83,7 +85,8 @@ class Search:
             scores, trust, past = step(words, past, most - room + 1)
         order = top(self._ranked(beams), min(self.n_best, self.beam))
         return [
-            [Found(beams.words[b, c], beams.logprobs[b, c], beams.trust[b, c]) for c in order[b]] for b in range(photos)
+            [Hypothesis(beams.words[b, c], beams.logprobs[b, c], beams.trust[b, c]) for c in order[b]]
+            for b in range(photos)
         ]
 
     def _logprobs(self, scores: np.ndarray, beams: Beams, room: int) -> np.ndarray:

@@ -18,6 +18,7 @@ class CellsExtractor(Extractor):
     licence = regions.LICENCE
     weights = regions.WEIGHTS
     spec = ViewSpec(regions.WIDTH, SIDE**2, indices={"row": SIDE, "column": SIDE})
+    exportable = True
 
     @property
     def fingerprint(self) -> str:

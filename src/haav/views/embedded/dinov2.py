@@ -104,6 +104,7 @@ class DinoPatchesExtractor(Extractor):
     licence = LICENCE
     weights = (WEIGHTS,)
     spec = ViewSpec(CONFIG.width, 1 + POOLED**2, boxes=True)
+    exportable = True
 
     def __init__(self, precision: str = "auto", device: str = "cpu") -> None:
         super().__init__(device)

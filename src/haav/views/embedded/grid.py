@@ -31,6 +31,7 @@ class GridExtractor(Extractor):
     spec = ViewSpec(
         efficientnet.WIDTH, efficientnet.GRID**2, indices={"row": efficientnet.GRID, "column": efficientnet.GRID}
     )
+    exportable = True
 
     @property
     def fingerprint(self) -> str:

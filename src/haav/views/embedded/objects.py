@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from haav.views.embedded.pooling import pool
 MIN_SCORE = 0.1
 MAX_OVERLAP = 0.45
 MAX_BOXES = 50
+MAX_CANDIDATES = 500
+"""boxes with the highest scores, which suppression chooses from"""
+CLASSES = 80
 
 
 def detections(photos: PhotoBatch, device: str = "cpu") -> yolo.Detections:
@@ -37,7 +42,8 @@ class ObjectsExtractor(Extractor):
     licence = yolo.LICENCE
     weights = (yolo.WEIGHTS,)
     gives = ("boxes",)
-    spec = ViewSpec(yolo.DEEP[0] + yolo.FINE[0] + 80 + 1, MAX_BOXES, boxes=True)
+    spec = ViewSpec(yolo.DEEP[0] + yolo.FINE[0] + CLASSES + 1, MAX_BOXES, boxes=True)
+    exportable = True
 
     @property
     def fingerprint(self) -> str:
@@ -78,8 +84,10 @@ def keep_boxes(raw: yolo.Detections) -> list[Objects]:
 
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
     """Greedy non-maximum suppression per class. Returns indices of boxes, the highest score first."""
+    if torch.onnx.is_in_onnx_export():
+        return _SuppressInGraph.apply(boxes, scores, classes)  # type: ignore[no-untyped-call, no-any-return]
     order = scores.argsort(descending=True, stable=True)
-    order = order[scores[order] >= MIN_SCORE][:500]
+    order = order[scores[order] >= MIN_SCORE][:MAX_CANDIDATES]
     if not len(order):
         return order
     overlap = _overlaps(boxes[order]) * (classes[order][:, None] == classes[order])
@@ -88,6 +96,34 @@ def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
         if alive[row]:
             alive[row + 1 :] &= overlap[row, row + 1 :] <= MAX_OVERLAP
     return order[alive][:MAX_BOXES]
+
+
+class _SuppressInGraph(torch.autograd.Function):
+    """`suppress` as a node of an ONNX graph, which has no Python loops."""
+
+    @staticmethod
+    def forward(ctx: Any, boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
+        """While a graph is traced, only the type of the result matters."""
+        return scores.new_zeros(1, dtype=torch.int64)
+
+    @staticmethod
+    def symbolic(g: Any, boxes: Any, scores: Any, classes: Any) -> Any:
+        def constant(value: object) -> Any:
+            return g.op("Constant", value_t=torch.tensor(value))
+
+        first = constant([0])
+        scores, order = g.op("TopK", scores, constant([MAX_CANDIDATES]), outputs=2)  # the highest first
+        boxes, classes = (g.op("Gather", part, order, axis_i=0) for part in (boxes, classes))
+        # The node takes one row of scores per class. A box has a score in the row of its class only.
+        own = g.op("Equal", classes, constant([[index] for index in range(CLASSES)]))
+        scores = g.op("Where", own, scores, constant(0.0))
+        boxes, scores = (g.op("Unsqueeze", part, first) for part in (boxes, scores))
+        below = float(np.nextafter(np.float32(MIN_SCORE), np.float32(0)))  # the node takes scores above a threshold
+        limits = constant([MAX_CANDIDATES]), constant([MAX_OVERLAP]), constant([below])
+        chosen = g.op("NonMaxSuppression", boxes, scores, *limits)  # (N, 3): photo, class, box
+        rows = g.op("Gather", chosen, constant(2), axis_i=1)
+        rows, _ = g.op("TopK", rows, g.op("Shape", rows), largest_i=0, outputs=2)  # by score again, not by class
+        return g.op("Gather", order, g.op("Slice", rows, first, constant([MAX_BOXES]), first), axis_i=0)
 
 
 def _overlaps(boxes: Tensor) -> Tensor:

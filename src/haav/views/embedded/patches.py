@@ -22,6 +22,7 @@ class ClipExtractor(Extractor):
 
     licence = clip.LICENCE
     weights: ClassVar[tuple[str, ...]] = (clip.WEIGHTS,)
+    exportable = True
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`clip_source`: weights other than those of the package index; `precision`: auto, float32, bfloat16 or int8"""

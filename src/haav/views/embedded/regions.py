@@ -56,6 +56,7 @@ class RegionsExtractor(Extractor):
     licence = LICENCE
     weights = WEIGHTS
     spec = ViewSpec(WIDTH, 15, boxes=True)
+    exportable = True
 
     @property
     def fingerprint(self) -> str:

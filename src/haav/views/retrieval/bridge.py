@@ -85,7 +85,7 @@ class CrossFitted:
     ) -> None:
         """`bridges[0]` is trained on all folds, `bridges[1 + k]` on all but fold k"""
         self.config = config
-        self.bridges = [bridge.eval() for bridge in bridges]
+        self.bridges = [bridge.eval().requires_grad_(False) for bridge in bridges]
         self.folds = dict(folds)
         self.encoder = encoder
         """the network that made the sentence vectors"""

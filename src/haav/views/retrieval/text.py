@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from haav.errors import ViewError
 from haav.provenance import check_made_by
 from haav.types import PhotoView, ViewSpec
-from haav.views.base import Extractor, PhotoBatch, build_extractor, extractors, weights_of
+from haav.views.base import Extractor, PhotoBatch, TracedView, build_extractor, extractors, weights_of
 from haav.views.embedded.regions import CROPS
 from haav.views.options import ExtractorOptions
 from haav.views.retrieval.bridge import CrossFitted
@@ -30,15 +31,21 @@ def nearest_texts(textdb: TextDatabase, queries: Tensor, photos: Sequence[str], 
     crops = queries.shape[1]
     owners: list[str | None] = [photo for photo in photos for _ in range(crops)]
     _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=owners)
-    positions = torch.arange(crops * per_crop)
     return [
-        PhotoView(
-            textdb.vectors[nearest],
-            indices={"crop": positions // per_crop, "rank": positions % per_crop},
-            labels=tuple(textdb.entries[row].sentence for row in nearest.tolist()),
+        replace(
+            _text_view(textdb, nearest),
+            labels=tuple(textdb.entries[row].sentence for row in nearest.flatten().tolist()),
         )
-        for nearest in rows.view(len(photos), crops * per_crop)
+        for nearest in rows.view(len(photos), crops, per_crop)
     ]
+
+
+def _text_view(textdb: TextDatabase, rows: Tensor) -> PhotoView:
+    """rows (crops, per crop) of the nearest sentences → the view, without labels"""
+    crops, per_crop = rows.shape
+    positions = torch.arange(crops * per_crop)
+    indices = {"crop": positions // per_crop, "rank": positions % per_crop}
+    return PhotoView(textdb.vectors[rows.flatten()], indices)
 
 
 class TextExtractor(Extractor):
@@ -49,6 +56,7 @@ class TextExtractor(Extractor):
 
     licence = "of the captions in the text database"
     needs, gives = ("bridge", "textdb"), ("sentences",)
+    exportable = True
     crops: str
     per_crop: int
 
@@ -98,9 +106,17 @@ class TextExtractor(Extractor):
         return f"bridge-{bridge}-textdb-{textdb}-{self.crops}-{self.per_crop}"
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
+        return nearest_texts(self.textdb, self._queries(photos), photos.ids, self.per_crop)
+
+    def _queries(self, photos: PhotoBatch) -> Tensor:
+        """(B, crops, D)"""
         regions = photos.once(self.bridge.view, lambda: self._regions.extract(photos))
         features = torch.stack([view.tokens[CROPS[self.crops]] for view in regions])
-        return nearest_texts(self.textdb, self.bridge(features, photos.ids), photos.ids, self.per_crop)
+        return self.bridge(features, photos.ids)
+
+    def trace(self, photo: PhotoBatch) -> TracedView:
+        _, rows = self.textdb.search(self._queries(photo)[0], self.per_crop, backend="torch")
+        return TracedView(_text_view(self.textdb, rows), rows.flatten(), self.textdb.sentences)
 
     @cached_property
     def _regions(self) -> Extractor:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from haav.errors import DataError
 from haav.files import json_of, require_files, write_atomically
@@ -108,9 +109,10 @@ class TextDatabase:
             return self._search_faiss(queries, top, banned)
         scores, rows = [], []
         for start in range(0, len(queries), CHUNK):
-            similarity = queries[start : start + CHUNK].float() @ self._searchable.T
+            similarity = F.linear(queries[start : start + CHUNK].float(), self._searchable)
             for query, captions in enumerate(banned[start : start + CHUNK]):
-                similarity[query, captions] = -torch.inf
+                if captions:
+                    similarity[query, captions] = -torch.inf
             best = similarity.topk(top, dim=1)
             scores.append(best.values)
             rows.append(best.indices)
