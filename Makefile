@@ -42,10 +42,10 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 test: setup
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 test-all: setup
-	$(VENV)/bin/python -m pytest -n 2 -m "slow or not slow"
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \

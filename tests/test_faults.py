@@ -95,7 +95,9 @@ def test_training_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
     assert_identical(tmp_path / "whole", out)
 
 
-def test_captions_go_on_after_the_disk_was_full(tmp_path: Path, model: Path) -> None:
+def test_captions_go_on_after_the_disk_was_full(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     photos = make_photos(tmp_path / "photos", 6)
     words = ["caption", str(photos), "--model", str(model), "--batch", "1", "--out", str(tmp_path / "c.jsonl")]
     refused(run(*words, largest=600), "cannot write .*c.jsonl")
@@ -105,7 +107,8 @@ def test_captions_go_on_after_the_disk_was_full(tmp_path: Path, model: Path) -> 
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "c.jsonl").read_bytes().splitlines()]
     assert sorted(Path(row["image"]).name for row in rows) == sorted(photo.name for photo in photos.iterdir())
-    refused(run(*words[:-1], "/dev/full"), "/dev/full")
+    assert main([*words[:-1], "/dev/full"]) == 1
+    assert "/dev/full" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -234,13 +237,19 @@ def test_a_killed_server_can_be_started_again_at_once(server: Any) -> None:
     assert ask(address) == 200
 
 
-def test_a_port_that_cannot_be_is_refused_before_an_address_is_printed() -> None:
-    done = run("serve", "--port", "99999")
-    refused(done, "a port is a number from 0 to 65535, not 99999")
-    assert done.stdout == ""
+def test_a_port_that_cannot_be_is_refused_before_an_address_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "99999"]) == 1
+    shown = capsys.readouterr()
+    assert "a port is a number from 0 to 65535, not 99999" in shown.err
+    assert shown.out == ""
 
 
-def test_a_port_that_is_taken_is_named(server: Any, model: Path) -> None:
-    _, address = server()
-    done = run("serve", "--model", str(model), "--port", address.rsplit(":", 1)[1])
-    refused(done, "cannot listen at .*: Address already in use", "--port")
+def test_a_port_that_is_taken_is_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--model", str(model), "--port", str(taken.getsockname()[1])]) == 1
+    shown = capsys.readouterr()
+    assert re.search("cannot listen at .*: Address already in use", shown.err)
+    assert "--port" in shown.err
+    assert shown.out == ""

@@ -54,24 +54,47 @@ def test_files_for_hosts_and_tools_are_yaml_tables(path: Any) -> None:
     assert all(value is not None for key, value in tree.items() if key is not True)  # `on:` is read as True
 
 
-def test_the_workflow_runs_what_ci_runs() -> None:
+VERSIONS = ["3.10", "3.11", "3.12", "3.13"]
+
+
+def test_the_workflow_runs_on_pushes_and_pull_requests_and_may_only_read() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    events = workflow[True]  # YAML 1.1 reads `on` as a truth value; hosts do not
+    assert events == {"push": {"branches": ["main"]}, "pull_request": None}
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow.keys() == {"name", True, "permissions", "concurrency", "jobs"}
+    assert list(workflow["jobs"]) == ["test"]
+
+
+def test_the_workflow_runs_what_ci_runs_and_nothing_else() -> None:
     job = read(".github/workflows/ci.yml")["jobs"]["test"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
-    commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[3:]
-    assert {"make lint", "make test"} <= set(commands)
-    for command in commands:
-        make, target = command.split()
-        assert make == "make"
+    checkout, python, run = job["steps"]
+    assert re.fullmatch(r"actions/checkout@v\d+", checkout["uses"])
+    assert re.fullmatch(r"actions/setup-python@v\d+", python["uses"])
+    assert python["with"]["python-version"] == "${{ matrix.python }}"
+    for file in python["with"]["cache-dependency-path"].split():
+        assert (ROOT / file).is_file()
+    assert run.keys() == {"name", "run"}
+    assert run["run"] == "bash .ci/run"
+    assert not {"if", "continue-on-error", "container"} & {key for part in (job, *job["steps"]) for key in part}
+
+
+def test_ci_runs_targets_of_make_and_stops_at_the_first_that_fails() -> None:
+    shell, options, folder, *commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert (shell, options) == ("#!/usr/bin/env bash", "set -euo pipefail")
+    assert folder.startswith("cd ")
+    assert [command.split()[0] for command in commands] == ["make"] * len(commands)
+    targets = [command.removeprefix("make ") for command in commands]
+    assert {"lint", "docs", "audit", "caption", "test"} <= set(targets)
+    for target in targets:
         assert recipe(target)
 
 
 def test_the_workflow_tests_the_python_versions_of_the_classifiers() -> None:
-    job = read(".github/workflows/ci.yml")["jobs"]["test"]
-    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
-    assert job["strategy"]["matrix"]["python"] == named
-    [python] = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
-    assert python == "${{ matrix.python }}"
-    assert PROJECT["requires-python"] == f">={named[0]}"
+    strategy = read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]
+    assert strategy == {"fail-fast": False, "matrix": {"python": VERSIONS}}  # as text: the number 3.10 is 3.1
+    assert re.findall(r"Python :: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE) == VERSIONS
+    assert PROJECT["requires-python"] == f">={VERSIONS[0]}"
 
 
 def test_hooks_run_the_commands_of_make_lint_and_download_nothing() -> None:
@@ -81,6 +104,7 @@ def test_hooks_run_the_commands_of_make_lint_and_download_nothing() -> None:
     assert {hook["language"] for hook in hooks} == {"system"}
     ours = [hook["entry"].replace(" --force-exclude", "") for hook in hooks]
     assert ours == [command.removesuffix(" .") for command in recipe("lint")]
+    assert [hook.get("pass_filenames", True) for hook in hooks] == [True, True, False]  # mypy reads the whole package
 
 
 def test_issue_forms_ask_for_something() -> None:

@@ -85,15 +85,16 @@ def test_a_changed_extractor_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         extract(refs, tmp_path / "s", ["grid"], workers=1)
 
 
-def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "count"), [(1, 20), pytest.param(3, 40, marks=pytest.mark.slow)])
+def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path: Path, kills: int, count: int) -> None:
     """`kill -9` of the whole process group at random moments, then the same command again."""
-    photos, store = make_photos(tmp_path / "photos", 40), tmp_path / "s"
+    photos, store = make_photos(tmp_path / "photos", count), tmp_path / "s"
     haav = [sys.executable, "-m", "haav", "extract", "--workers", "2", "--batch", "2"]
     command = [*haav, "--views", "grid", "--store", str(store), "--images", str(photos)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     chance = random.Random(1)
     known: dict[str, bytes] = {}
-    for _ in range(3):
+    for _ in range(kills):
         running = subprocess.Popen(command, start_new_session=True, **quiet)
         deadline = time.time() + 60
         while time.time() < deadline and running.poll() is None:
@@ -109,9 +110,9 @@ def test_killed_extraction_resumes_with_nothing_lost_and_nothing_twice(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     final = contents(store)["grid"]
-    assert len(final) == 40
+    assert len(final) == count
     assert known.items() <= final.items()
-    assert f"{40 - len(known)} photos extracted, {len(known)} already stored, 0 failed" in done.stdout
+    assert f"{count - len(known)} photos extracted, {len(known)} already stored, 0 failed" in done.stdout
     with Store(store) as opened:
         assert not [fault for _, fault in opened.verify("grid") if fault]
 

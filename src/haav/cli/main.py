@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # (docs/explanation/performance.md). The variable is read when torch is first imported. A user's value is kept.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
-        return _run(arguments)
+        function, values = parse(arguments)
+        return function(**values)
     except HaavError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(arguments: list[str]) -> int:
+def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
+    """The function of a command and its arguments. Wrong usage is explained and exits with 2."""
     parser = _Parser(prog="haav", usage="haav COMMAND …", formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.description = _overview()
     parser.add_argument("--version", action="version", version=f"haav {__version__}")
@@ -96,7 +98,7 @@ def _run(arguments: list[str]) -> int:
         _add_flags(verbs.add_parser(name, description=inspect.getdoc(function)), function)
     if not arguments:
         parser.print_help()
-        return 2
+        raise SystemExit(2)
     if arguments[0] not in VERBS and not arguments[0].startswith("-"):
         if Path(arguments[0]).exists():
             parser.error(f"'{arguments[0]}' is a file or folder. Did you mean: haav caption {arguments[0]}")
@@ -108,7 +110,7 @@ def _run(arguments: list[str]) -> int:
         values["overrides"] = overrides
     elif overrides:
         parser.error(f"'{arguments[0]}' takes no settings, but got {overrides[0][0]}.")
-    return function(**values)
+    return function, values
 
 
 def _overview() -> str:
