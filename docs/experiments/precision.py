@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from PIL import Image
@@ -25,7 +26,7 @@ from haav.photos.images import load_image
 from haav.photos.sources import find_photos
 from haav.types import PhotoView
 from haav.views import PhotoBatch
-from haav.views.embedded import clip
+from haav.views.embedded import clip, vit
 from haav.views.embedded.pooling import squares
 from haav.views.embedded.vit import VisionTransformer
 
@@ -43,6 +44,12 @@ def views_of(hidden: Tensor, side: int) -> list[PhotoView]:
 def in_precision(precision: str, state: dict[str, Tensor]) -> Look:
     tower = VisionTransformer(clip.CONFIG, state, precision, clip.read_smoothing())
     return lambda photos: views_of(tower(photos.pixels(clip.SIDE, Image.Resampling.BICUBIC)), clip.GRID)
+
+
+def without_vnni(state: dict[str, Tensor]) -> Look:
+    """int8 as on CPUs without VNNI, whichever CPU this is"""
+    with mock.patch.object(vit, "has_vnni", return_value=False):
+        return in_precision("int8", state)
 
 
 def rounded_otherwise(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -77,11 +84,12 @@ def merged(per_layer: int, state: dict[str, Tensor]) -> Look:
         x = tower.pre_norm(x)
         # (B, tokens, patches): which share of each patch a token stands for
         source = torch.eye(x.shape[1]).expand(len(x), -1, -1).clone()
-        for block in tower.blocks:
+        patches = x[:, 1:]
+        for layer, block in enumerate(tower.blocks, start=1):
             x, source = _block(block, x, source, per_layer)
-        # Each patch gets the token that it went into.
-        whole = source.transpose(1, 2) @ x
-        return views_of(whole, clip.GRID)
+            if layer == tower.patch_layer:  # each patch gets the token that it went into
+                patches = (source.transpose(1, 2) @ x)[:, 1:]
+        return views_of(torch.cat([x[:, :1], patches], dim=1), clip.GRID)
 
     return look
 
@@ -131,6 +139,7 @@ def main(model: str, dataset: str, source: str, count: str = "500", *rows: str) 
     variants: dict[str, Callable[[], Look]] = {
         "float32": lambda: in_precision("float32", state),
         "int8": lambda: in_precision("int8", state),
+        "int8 without VNNI": lambda: without_vnni(state),
         "bfloat16": lambda: in_precision("bfloat16", state),
         "float32, weights rounded otherwise": lambda: in_precision("float32", rounded_otherwise(state)),
         "192 px": lambda: smaller(192, state),
