@@ -21,7 +21,7 @@ from haav.model.haav import Haav
 from haav.pretrained import load_weights, save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import View, ViewSpec
-from haav.views import build_extractor
+from haav.views import ExtractorOptions, build_extractor
 from haav.views.retrieval.bridge import FEATURES, Bridge, BridgeConfig, CrossFitted
 from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 
@@ -101,10 +101,12 @@ def combinations() -> list[tuple[str, str, str]]:
     ]
 
 
-def save_model(folder: Path, views: Sequence[str] = ("cells", "objects"), **options: Any) -> Path:
+def save_model(
+    folder: Path, views: Sequence[str] = ("cells", "objects"), options: ExtractorOptions | None = None
+) -> Path:
     """A small model of chance weights that reads these views; `options`: of their extractors"""
     torch.manual_seed(0)
-    specs = {name: build_extractor(name, **options).spec for name in views}
+    specs = {name: build_extractor(name, options).spec for name in views}
     config = tiny_config()
     config, problems = resolve(replace(config, model=replace(config.model, views=specs, vocabulary_size=len(WORDS))))
     assert not problems
@@ -123,8 +125,7 @@ def save_text_model(
     config = BridgeConfig(features=build_extractor(bridge_from).spec.dim, vectors=384, folds=2)
     bridges = [Bridge(config) for _ in range(3)]
     CrossFitted(config, bridges, {"p1": 0, "p2": 1}, "toy", bridge_from).save(folder / "bridge")
-    options = {name: str(folder / name) for name in ("bridge", "textdb")}
-    return save_model(folder / "model", views, **options)
+    return save_model(folder / "model", views, ExtractorOptions(bridge=folder / "bridge", textdb=folder / "textdb"))
 
 
 def tiny_captioner(folder: Path, decode: dict[str, Any], **model: Any) -> Captioner:

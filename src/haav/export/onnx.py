@@ -2,7 +2,7 @@
 
 `reader.onnx`: views → cross-attention memory, once per photo.
 `step.onnx`: one word of each caption and the past → scores of the next word, view weights, the past with that word.
-`eyes.onnx`: pixels of a photo → its views, if all of them can be exported.
+`extractors.onnx`: pixels of a photo → its views, if all of them can be exported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from haav.data.collate import blank_view
 from haav.errors import ConfigError
-from haav.export.eyes import export_eyes
+from haav.export.extractors import export_extractors
 from haav.export.graph import write_graph, write_json
 from haav.export.portable import ABOUT, FORMAT, READER, STEP, WORDS
 from haav.files import make_folder
@@ -49,7 +49,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
         "past": [heads, width],
         "decode": asdict(captioner.config.decode),
         "confidence": asdict(captioner.config.confidence),
-        "eyes": export_eyes(extractors, folder) if extractors else None,
+        "extractors": export_extractors(extractors, folder) if extractors else None,
     }
     write_json(folder / WORDS, captioner.vocabulary.to_json())
     write_json(folder / ABOUT, about)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from haav.errors import ViewError
 from haav.files import json_of
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 INSTALL = 'pip install "haav[hub]"'
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

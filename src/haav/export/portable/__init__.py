@@ -20,7 +20,7 @@ from PIL import Image
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.errors import CheckpointError, ConfigError
 from haav.export.portable.search import Hypothesis, Search
-from haav.export.portable.views import SENTENCES, Arrays, PortableEyes, session
+from haav.export.portable.views import SENTENCES, Arrays, PortableExtractors, session
 from haav.files import json_of
 from haav.generate.consensus import by_consensus
 from haav.inference.caption import build_caption
@@ -52,7 +52,7 @@ class PortableCaptioner:
             self.past_shape = tuple(int(size) for size in about["past"])
             self.decode = DecodeConfig(**about["decode"])
             self.confidence = ConfidenceConfig(**about["confidence"])
-            self.eyes = PortableEyes(folder, about["eyes"], threads) if about["eyes"] else None
+            self.extractors = PortableExtractors(folder, about["extractors"], threads) if about["extractors"] else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{folder} is not what `haav export` writes, or is damaged: {error}.\n"
@@ -88,12 +88,12 @@ class PortableCaptioner:
 
     def extract(self, images: Sequence[Image.Image]) -> dict[str, list[Arrays]]:
         """Extract the views of upright RGB pictures."""
-        if self.eyes is None:
+        if self.extractors is None:
             raise ConfigError(
                 "this export takes views, not photos: its model reads views that cannot be exported.\n"
                 "  Give views as arrays: caption_extracted."
             )
-        return self.eyes(images)
+        return self.extractors(images)
 
     def caption_extracted(
         self, extracted: Mapping[str, Sequence[Arrays]], *, beam: int | None = None, n_best: int = 1

@@ -19,7 +19,7 @@ from haav.photos.images import square_pixels
 Arrays = dict[str, np.ndarray]
 """a view of one photo: `tokens`, positions by name, `boxes`, `sentences`"""
 
-EYES = "eyes.onnx"
+EXTRACTORS = "extractors.onnx"
 ROWS, SENTENCES = "rows", "sentences"
 """of a text view: which sentences its tokens are, as the graph says; the sentences themselves"""
 
@@ -38,10 +38,10 @@ def session(path: Path, threads: int) -> Any:
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-class PortableEyes:
+class PortableExtractors:
     def __init__(self, folder: Path, about: Mapping[str, Mapping[str, str]], threads: int) -> None:
         """`about`: the resampling of each input of the graph, and the file with the sentences of each text view"""
-        self.session = session(folder / EYES, threads)
+        self.session = session(folder / EXTRACTORS, threads)
         self.outputs = [output.name.rpartition(".") for output in self.session.get_outputs()]
         self.sizes = {
             value.name: (value.shape[2], Image.Resampling[about["inputs"][value.name]])

@@ -21,7 +21,7 @@ from haav.views.base import PhotoBatch
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.vit import VisionTransformer, VitConfig
 from haav.weights import hub
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 WEIGHTS = "clip-vit-b16"
 LICENCE = "MIT"

@@ -16,7 +16,7 @@ from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.embedded.onnx_weights import OnnxWeights
 from haav.views.embedded.pooling import squares
 from haav.views.embedded.vit import VisionTransformer, VitConfig, resolve_precision
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 WEIGHTS = "dinov2-vit-s14"
 LICENCE = "Apache-2.0"

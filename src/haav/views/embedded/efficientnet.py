@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from haav import weights
 from haav.views.embedded.folded_conv import FoldedConv, fold
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 SIZE = 260
 WIDTH = 1280

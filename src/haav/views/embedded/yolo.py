@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from haav import weights as frozen
 from haav.errors import ViewError
 from haav.views.embedded.folded_conv import FoldedConv, fold
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 SIZE = 416
 LICENCE = "MIT"

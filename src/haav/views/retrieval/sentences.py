@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from haav import weights
 from haav.errors import DataError
 from haav.types import Progress, quiet
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 WIDTH = 384
 WEIGHTS = "minilm-l6"

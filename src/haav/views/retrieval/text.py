@@ -18,7 +18,7 @@ from haav.views.embedded.regions import CROPS
 from haav.views.options import ExtractorOptions
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
-from haav.weights.once import load_once
+from haav.weights.load_once import load_once
 
 
 def text_spec(textdb: TextDatabase, crops: str, per_crop: int) -> ViewSpec:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from haav.export.graph import write_graph, write_json
-from haav.export.portable.views import EYES, ROWS
+from haav.export.portable.views import EXTRACTORS, ROWS
 from haav.views import Extractor, PhotoBatch
 from haav.views.base import TracedView
 
@@ -33,7 +33,7 @@ class TracedPhoto(PhotoBatch):
         return self.inputs[side, resample]
 
 
-class Eyes(nn.Module):
+class TracedExtractors(nn.Module):
     def __init__(self, extractors: Mapping[str, Extractor]) -> None:
         super().__init__()
         self.extractors = dict(extractors)
@@ -59,12 +59,12 @@ def _parts(traced: TracedView) -> dict[str, Tensor]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def export_eyes(extractors: Mapping[str, Extractor], folder: Path) -> dict[str, dict[str, str]]:
-    """Write the graph and the sentences of text views. Returns what `PortableEyes` must know of them."""
-    eyes = Eyes(extractors).eval()
-    inputs = {f"pixels.{side}.{resample.name.lower()}": resample.name for side, resample in eyes.inputs}
-    write_graph(eyes, tuple(eyes.inputs.values()), list(inputs), eyes.outputs(), {}, folder / EYES)
-    sentences = {name: view.sentences for name, view in eyes.views.items() if view.rows is not None}
+def export_extractors(extractors: Mapping[str, Extractor], folder: Path) -> dict[str, dict[str, str]]:
+    """Write the graph and the sentences of text views. Returns what `PortableExtractors` must know of them."""
+    traced = TracedExtractors(extractors).eval()
+    inputs = {f"pixels.{side}.{resample.name.lower()}": resample.name for side, resample in traced.inputs}
+    write_graph(traced, tuple(traced.inputs.values()), list(inputs), traced.outputs(), {}, folder / EXTRACTORS)
+    sentences = {name: view.sentences for name, view in traced.views.items() if view.rows is not None}
     # Views of one text database share a file, which is named after the first of them.
     files = {
         name: next(f"sentences.{first}.json" for first in sentences if sentences[first] == sentences[name])

@@ -25,11 +25,11 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
 import onnxruntime
 
-from haav.export.eyes import export_eyes
+from haav.export.extractors import export_extractors
 from haav.export.graph import write_graph
 from haav.export.onnx import export_onnx
 from haav.export.portable import PortableCaptioner
-from haav.export.portable.views import Arrays, PortableEyes
+from haav.export.portable.views import Arrays, PortableExtractors
 
 EXPORTABLE = [name for name in extractors if extractors.get(name).exportable]
 IMAGES = [*(load_image(SAMPLES / name) for name in ("cat.jpg", "motorcycles.jpg")), Image.new("RGB", (50, 70))]
@@ -110,7 +110,7 @@ def test_a_model_with_clip_and_texts_captions_as_it_does_with_torch(
 
 def test_clip_is_exported_in_8_bits(exported: Path) -> None:
     """86 M weights of CLIP's layers; DINOv2, YOLO and EfficientNet, whose weights are float32, take 125 MB."""
-    assert (exported / "eyes.onnx").stat().st_size < 230e6
+    assert (exported / "extractors.onnx").stat().st_size < 230e6
 
 
 class Colours(Extractor):
@@ -126,9 +126,9 @@ class Colours(Extractor):
 
 
 def test_a_view_of_ones_own_is_exported_by_saying_so(tmp_path: Path) -> None:
-    about = export_eyes({"colours": Colours()}, tmp_path)
+    about = export_extractors({"colours": Colours()}, tmp_path)
     assert about == {"inputs": {"pixels.96.bilinear": "BILINEAR"}, "sentences": {}}
-    views = PortableEyes(tmp_path, about, 1)(IMAGES)["colours"]
+    views = PortableExtractors(tmp_path, about, 1)(IMAGES)["colours"]
     for ours, theirs in zip(Colours().extract(PhotoBatch(["a", "b", "c"], IMAGES)), views, strict=True):
         np.testing.assert_allclose(theirs["tokens"], ours.tokens.numpy(), atol=1e-6)
         np.testing.assert_array_equal(theirs["tile"], ours.indices["tile"].numpy())
@@ -143,7 +143,7 @@ def test_a_view_is_not_exported_if_the_one_it_reads_cannot_be(tmp_path: Path, mo
     )
     monkeypatch.setattr(RegionsExtractor, "exportable", False)
     export_onnx(tmp_path / "packed", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "portable.json").read_text())["eyes"] is None
+    assert json.loads((tmp_path / "out" / "portable.json").read_text())["extractors"] is None
 
 
 class Suppress(nn.Module):
