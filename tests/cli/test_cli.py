@@ -133,7 +133,7 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], words: list[
 def test_convert_writes_a_model_that_captions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, "convert", str(GOLDEN), str(tmp_path / "m"))
     assert (code, "4 views, width 32, 61 words" in out) == (0, True)
-    assert "No --vocabulary was given" in err
+    assert "Without --vocabulary, words are named by id" in err
     assert {"contrast.safetensors", "model.safetensors"} <= {file.name for file in (tmp_path / "m").iterdir()}
     again = Captioner.from_pretrained(tmp_path / "m")
     assert again.vocabulary.words[:5] == (*SPECIAL, "word4")
