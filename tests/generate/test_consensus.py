@@ -149,8 +149,9 @@ def test_an_export_weighs_as_its_model_does(captioner: Captioner, tmp_path: Path
 
     told = captioner.with_config(override(captioner.config, "decode", {"consensus": 40.0, "beam": 6}))
     told.save_pretrained(tmp_path / "model")
-    own = captioner.extractors.options if captioner.extractors else {}
-    pack(tmp_path / "model", tmp_path / "packed", own["bridge"], own["textdb"])
+    assert captioner.extractors is not None
+    own = captioner.extractors.options
+    pack(tmp_path / "model", tmp_path / "packed", own.bridge, own.textdb)
     export_onnx(tmp_path / "packed", tmp_path / "out")
     photos = sorted(SAMPLES.glob("*.jpg"))
     ours, portable = haav.load(tmp_path / "packed"), PortableCaptioner(tmp_path / "out")
