@@ -25,7 +25,7 @@ from haav.generate.build import build_strategy
 from haav.inference.captioner import Captioner
 from haav.model.haav import Haav
 from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
-from haav.views import Extractor, extractor_kind
+from haav.views import Extractor, find_extractor_class
 
 PHOTOS, CAPTIONS, PAST = 2, 3, 4
 """sizes that graphs are traced with; all of them are dynamic in the graph"""
@@ -77,7 +77,7 @@ def _extractors(captioner: Captioner) -> dict[str, Extractor]:
 
 
 def _exportable(views: Iterable[str]) -> bool:
-    classes = [extractor_kind(name) for name in views]
+    classes = [find_extractor_class(name) for name in views]
     return all(extractor_class is not None and extractor_class.exportable for extractor_class in classes)
 
 

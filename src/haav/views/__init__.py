@@ -22,7 +22,6 @@ for _folder in ("embedded", "hub"):
     import_siblings(f"{__name__}.{_folder}", import_module(f"{__name__}.{_folder}").__path__)
 import_module(f"{__name__}.retrieval.text")
 
-extractor_kind = find_extractor_class
 """the former name, which haav.export still uses"""
 
 DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
