@@ -22,8 +22,6 @@ for _folder in ("embedded", "hub"):
     import_siblings(f"{__name__}.{_folder}", import_module(f"{__name__}.{_folder}").__path__)
 import_module(f"{__name__}.retrieval.text")
 
-"""the former name, which haav.export still uses"""
-
 DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
 """the default of `haav extract`: views that need only the photos"""
 
