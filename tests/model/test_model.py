@@ -32,7 +32,7 @@ from haav.model.layers import (
     masked_softmax,
     sinusoids,
 )
-from haav.studies.describe import describe, with_equal_views
+from haav.studies.describe import cost, count_parameters, describe, with_equal_views
 from haav.types import EncodedViews, KeyValues, View, ViewSpec
 from helpers import (
     SILENT,
@@ -258,7 +258,7 @@ def _counts(encoding: str, views: int) -> tuple[int, int]:
     config = replace(
         config, model=with_equal_views(config.model, views), contrast=replace(config.contrast, enabled=False)
     )
-    parts = describe(config).parts
+    parts = count_parameters(config)
     return parts["view projections"], sum(parts.values()) - parts["view projections"]
 
 
@@ -271,7 +271,7 @@ def test_parameters_are_linear_in_views_when_unshared() -> None:
     one, two, five = (_counts("unshared", views)[1] for views in (1, 2, 5))
     assert two > one
     assert five - one == 4 * (two - one)
-    encoder = describe(tiny_config(encoding="shared")).parts["encoder"]
+    encoder = count_parameters(tiny_config(encoding="shared"))["encoder"]
     assert two - one == encoder
 
 
@@ -283,27 +283,28 @@ def test_model_per_view_is_as_many_whole_models_as_views() -> None:
 @pytest.mark.parametrize("encoding", KEEPS_VIEWS)
 def test_encoding_and_step_are_linear_in_views(encoding: str) -> None:
     growth = describe(tiny_config(encoding=encoding)).growth
-    for cost in ("encoding", "encoding_attention", "memory", "step"):
-        costs = {views: getattr(flops, cost) for views, flops in growth.items()}
+    for name in ("encoding", "encoding_attention", "memory", "step"):
+        costs = {views: getattr(flops, name) for views, flops in growth.items()}
         slope = costs[2] - costs[1]
         assert slope > 0
-        assert costs == {views: costs[1] + slope * (views - 1) for views in (1, 2, 4, 8, 16)}, cost
-        if cost != "step":  # a step also attends to words and scores the vocabulary, whatever the views
+        assert costs == {views: costs[1] + slope * (views - 1) for views in (1, 2, 4, 8, 16)}, name
+        if name != "step":  # a step also attends to words and scores the vocabulary, whatever the views
             assert costs[1] == slope
 
 
 def test_attention_is_quadratic_in_views_when_concatenated() -> None:
     config = tiny_config(encoding="concat_views", memory_slots=0)
-    costs = {views: flops.encoding_attention for views, flops in describe(config).growth.items()}
+    described = describe(config)
+    costs = {views: flops.encoding_attention for views, flops in described.growth.items()}
     assert costs == {views: costs[1] * views**2 for views in (1, 2, 4, 8, 16)}
-    assert describe(config).exponents["encoding_attention"] == 2
+    assert described.exponents["encoding_attention"] == 2
 
 
 def test_counted_attention_is_the_formula() -> None:
     """Scores and mixing: 2 products × 2 FLOPs × S × (S + slots) × D per layer."""
     config = tiny_config(views={"grid": VIEWS["grid"]})
     tokens, layers = 4 + 1, 2
-    assert describe(config).flops.encoding_attention == layers * 4 * tokens * (tokens + 3) * 16
+    assert cost(config.model).encoding_attention == layers * 4 * tokens * (tokens + 3) * 16
 
 
 # Attention against the slow obvious version
@@ -621,7 +622,7 @@ def test_a_step_costs_what_the_formula_says() -> None:
     within = 2 * d * d + views * 2 * d * d + 4 * d * tokens  # one query for all views
     # Lv2: query, output, and the query carried to the keys and back from the values; then 4 heads × 3 views, twice.
     across = 8 * d * d + 4 * 4 * views * d
-    found = describe(tiny_config()).flops
+    found = cost(tiny_config().model)
     assert found.step == layers * (itself + within + across + 4 * d * inner) + 2 * d * 23
     assert found.memory == layers * 4 * d * d * tokens
 

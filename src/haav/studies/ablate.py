@@ -37,7 +37,7 @@ from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
 from haav.plots import check_installed, draw_lines
 from haav.store import open_store
-from haav.studies.describe import describe
+from haav.studies.describe import HEAD, cost, count_parameters
 from haav.train.run import RunFiles
 
 RESULT, CAPTIONS, GRID = "result.json", "captions.json", "grid.yaml"
@@ -224,7 +224,7 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
     text = json.dumps(captions)
     write_atomically(place / CAPTIONS, lambda file: file.write_text(text, encoding="utf-8"))
     scores = evaluate(captions, {photo.id: photo.captions for photo in photos}, skip=SLOW, resamples=1).scores
-    described = describe(captioner.config)
+    parts, flops = count_parameters(captioner.config), cost(captioner.config.model)
     log = files.metrics()
     rates = [line["captions_per_second"] for line in log if "captions_per_second" in line]
     return Outcome(
@@ -232,8 +232,8 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
         seed,
         {name: scores[name].value for name in METRICS},
         split,
-        described.inference_parameters,
-        (described.flops.encoding + described.flops.memory + described.flops.step) / 1e9,
+        sum(size for name, size in parts.items() if name != HEAD),
+        (flops.encoding + flops.memory + flops.step) / 1e9,
         float(np.median(rates)) if rates else 0.0,
         gigabytes,
         minutes,

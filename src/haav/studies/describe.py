@@ -22,6 +22,7 @@ from haav.text import BOS
 from haav.types import Views, ViewSpec
 
 GROWTH = (1, 2, 4, 8, 16)
+HEAD = "contrastive head (training only)"
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,14 @@ class Description:
 
 
 def describe(config: Config) -> Description:
-    with torch.device("meta"):
-        model = build_model(config.model)
-        parts = _parts(model)
-        inference = sum(parts.values())
-        if config.contrast.enabled:
-            assert isinstance(model, Haav)
-            head = build_contrast(model.encoding, config.model, config.contrast).projector
-            parts["contrastive head (training only)"] = _size(head)
+    parts = count_parameters(config)
     growth = {count: cost(with_equal_views(config.model, count)) for count in GROWTH}
     return Description(
         encoding=config.model.encoding,
         aggregator=config.model.aggregator,
         contrastive=bool(config.contrast.enabled),
         parameters=sum(parts.values()),
-        inference_parameters=inference,
+        inference_parameters=sum(size for name, size in parts.items() if name != HEAD),
         parts=parts,
         views=config.model.views,
         flops=cost(config.model),
@@ -82,6 +76,17 @@ def describe(config: Config) -> Description:
             name: _exponent([asdict(growth[count])[name] for count in (4, 8, 16)]) for name in asdict(growth[1])
         },
     )
+
+
+def count_parameters(config: Config) -> dict[str, int]:
+    """Trainable parameters by part, of which `HEAD` is not part of a saved model"""
+    with torch.device("meta"):
+        model = build_model(config.model)
+        parts = _parts(model)
+        if config.contrast.enabled:
+            assert isinstance(model, Haav)
+            parts[HEAD] = _size(build_contrast(model.encoding, config.model, config.contrast).projector)
+    return parts
 
 
 def _exponent(costs: list[int]) -> float:
