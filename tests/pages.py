@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -32,6 +33,7 @@ import numpy as np
 from packaging.requirements import Requirement
 from PIL import Image, ImageOps
 
+import haav
 from haav.cli.main import VERBS, main, parse
 from haav.config import Config, override
 from haav.config.load import find_recipe, flags_from
@@ -140,6 +142,18 @@ def check_haav(words: list[str]) -> None:
         override(Config(), "decode", {".".join(rest): setting.value for (_, *rest), setting in flags.items()})
 
 
+def check_python(code: str) -> None:
+    """Names of `haav` and the arguments of its classes and functions must be there."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "haav":
+            getattr(haav, node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("haav."):
+            named = dict.fromkeys(keyword.arg for keyword in node.keywords if keyword.arg)
+            function = getattr(haav, ast.unparse(node.func).removeprefix("haav."))
+            inspect.signature(function).bind_partial(*node.args, **named)
+
+
 def check_module(module: str) -> None:
     if module.split(".")[0] == "benchmarks":
         assert (ROOT / Path(*module.split("."))).exists() or (ROOT / Path(*module.split("."))).with_suffix(
@@ -181,6 +195,16 @@ def check_inline(command: str) -> None:
 # Run
 
 
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen[str]
+    port: int
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+
 @dataclass
 class Reader:
     """Somebody who types a page's blocks in a folder of their own"""
@@ -188,7 +212,8 @@ class Reader:
     folder: Path
     shared: Path
     """what takes long to make and is copied from there"""
-    servers: list[subprocess.Popen[str]] = field(default_factory=list)
+    servers: dict[tuple[str, ...], Server]
+    """that run, by their words; pages share those that name no file"""
     ports: dict[str, int] = field(default_factory=dict)
     """what pages call a port, and the one that was free"""
 
@@ -255,21 +280,17 @@ class Reader:
 
     def _serve(self, words: list[str]) -> None:
         """Leave it running for the commands behind it. Somebody else may have its port."""
-        port = words[words.index("--port") + 1] if "--port" in words else "8000"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.ports[port] = free.getsockname()[1]
-        command = [sys.executable, "-m", "haav", *words, "--port", str(self.ports[port])]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.servers.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert f":{self.ports[port]}" in line, line
-
-    def close(self) -> None:
-        for server in self.servers:
-            server.terminate()
-            server.communicate(timeout=60)
+        named = words[words.index("--port") + 1] if "--port" in words else "8000"
+        key = tuple(words) if words == ["serve"] else (*words, str(self.folder))
+        if key not in self.servers:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            command = [sys.executable, "-m", "haav", *words, "--port", str(port)]
+            self.servers[key] = Server(subprocess.Popen(command, stdout=subprocess.PIPE, text=True), port)
+            line = self.servers[key].process.stdout.readline()
+            assert f":{port}" in line, line
+        self.ports[named] = self.servers[key].port
 
     def _provide(self, name: str) -> None:
         """Make what a page names as the reader's own, unless it is there."""

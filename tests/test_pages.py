@@ -16,7 +16,7 @@ from haav.model.aggregators.base import TwoTierAggregator, aggregators
 from haav.types import Aggregated
 from haav.views import base, extractors
 from helpers import ROOT, random_captions, random_views, tiny_model
-from pages import PAGES, Block, Reader, blocks
+from pages import PAGES, Block, Reader, Server, blocks
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 pytest.importorskip("fastapi", reason="needs the web extra")
@@ -29,8 +29,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[tuple[str, ...], Server]]:
+    running: dict[tuple[str, ...], Server] = {}
+    yield running
+    for server in running.values():
+        server.close()
+
+
 @pytest.fixture
-def reader(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+def reader(
+    tmp_path: Path, shared: Path, servers: dict[tuple[str, ...], Server], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Reader]:
     folder = tmp_path / "reader"
     folder.mkdir()
     pages.clone(folder)
@@ -41,10 +51,8 @@ def reader(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(extractors, "_entries", dict(extractors._entries))  # plug-ins of a page
     base.broken_plugins.cache_clear()
-    reader = Reader(folder, shared)
-    yield reader
+    yield Reader(folder, shared, servers)
     base.broken_plugins.cache_clear()
-    reader.close()
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -69,6 +77,8 @@ def test_commands_of_a_page_name_flags_settings_and_recipes_that_exist(page: str
         assert block.mark in {"", "slow", "not run"}, block.place
         for command in block.commands:
             pages.check(command)
+        if block.language == "python":
+            pages.check_python(block.code)
     for command in pages.inline_commands(page):
         pages.check_inline(command)
 
@@ -93,6 +103,12 @@ def test_a_command_that_is_wrong_is_found(command: str) -> None:
     with pytest.raises(BaseException, match=r".*") as wrong:
         pages.check(command)
     assert not isinstance(wrong.value, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("code", ["haav.laod()", "haav.CaptionOptions(bean=3)", "haav.load(modle='best')"])
+def test_python_that_names_what_haav_has_not_is_found(code: str) -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        pages.check_python(f"import haav\n{code}\n")
 
 
 def test_marks_are_read_and_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
