@@ -408,23 +408,21 @@ def _train_in_a_process(out: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def _assert_survives_kills(tmp_path: Path, kills: int, flags: list[str], seed: int) -> None:
-    """Start, kill at a random moment, resume, kill again …; moments are drawn so that every kill hits."""
+    """Start, kill at a random step, resume, kill again …; steps are drawn so that every kill hits."""
     whole, broken, chance = tmp_path / "whole", tmp_path / "broken", random.Random(seed)
     words = ["toy", "--train.checkpoint_every", "2", *flags]
-    started = time.monotonic()
     process = _train_in_a_process(whole, *words, "--out", str(whole))
-    while not (whole / "config.yaml").exists() and process.poll() is None:
-        time.sleep(0.02)
-    ready = time.monotonic() - started
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    training = time.monotonic() - started - ready
-    for number in range(kills):
-        again = ["--resume", str(broken)] if number else [*words, "--out", str(broken)]
+    total = _steps(whole)
+    for kill in range(kills):
+        again = ["--resume", str(broken)] if kill else [*words, "--out", str(broken)]
         process = _train_in_a_process(broken, *again)
-        while not (broken / "config.yaml").exists() and process.poll() is None:
-            time.sleep(0.02)  # a run that has none yet cannot be resumed, it begins anew
-        time.sleep((ready if number else 0.0) + chance.uniform(0.0, 0.9 / kills) * training)
+        step = 0.8 * total * (kill + chance.random()) / kills
+        # A run that has no config yet cannot be resumed, it begins anew.
+        while process.poll() is None and not ((broken / "config.yaml").exists() and _steps(broken) >= step):
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0.0, 0.05))  # somewhere between two checkpoints
         assert process.poll() is None, "it ended before the kill"
         process.send_signal(signal.SIGKILL)
         process.communicate()
