@@ -112,12 +112,12 @@ class Block(nn.Module):
         self.divide_hidden = _frozen(1 / divide["fc2"]) if "fc2" in divide else None
 
     def forward(self, x: Tensor, outputs: int | None = None) -> Tensor:
-        """x (B, S, D), changed in place. With `outputs`, only so many tokens are computed, and x stays as it is."""
+        """x (B, S, D), changed in place. With `outputs`, only the first so many tokens are computed and returned."""
         batch, tokens, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
         queries, keys, values = heads.permute(2, 0, 3, 1, 4)
         if outputs is not None:
-            x, queries = x[:, :outputs].clone(), queries[:, :, :outputs]
+            x, queries = x[:, :outputs], queries[:, :, :outputs]
         context = F.scaled_dot_product_attention(queries, keys, values)
         x += self.out(context.transpose(1, 2).flatten(2)).view_as(x)
         hidden = self.fc1(self.norm2(x))
