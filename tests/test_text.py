@@ -19,6 +19,13 @@ def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
     assert words.decode([BOS, 4, 5, EOS, 4, PAD]) == ["a", "cat"]
 
 
+def test_new_words_stand_behind_the_known_ones_if_they_occur_often_enough() -> None:
+    known = Vocabulary((*SPECIAL, "a", "dog"))
+    captions = ["a dog bello", "a mimi", "bello and mimi", "bello is rare"]
+    assert known.extended(captions, min_count=2).words == (*SPECIAL, "a", "dog", "bello", "mimi")
+    assert known.unknown(captions) == {"bello": 3, "mimi": 2, "and": 1, "is": 1, "rare": 1}
+
+
 @given(st.lists(st.sampled_from(["a", "dog", "on", "the", "beach"]), max_size=9))
 def test_known_words_survive_the_way_there_and_back(words: list[str]) -> None:
     vocabulary = Vocabulary((*SPECIAL, "a", "dog", "on", "the", "beach"))

@@ -39,9 +39,17 @@ class Vocabulary:
     @classmethod
     def build(cls, captions: Iterable[str], min_count: int = 5) -> Vocabulary:
         """Words that occur at least `min_count` times, most frequent first, ties in alphabetical order."""
-        counts = Counter(word for caption in captions for word in tokenize(caption))
-        kept = [word for word, count in counts.items() if count >= min_count]
-        return cls((*SPECIAL, *sorted(kept, key=lambda word: (-counts[word], word))))
+        return cls(SPECIAL).extended(captions, min_count)
+
+    def extended(self, captions: Iterable[str], min_count: int) -> Vocabulary:
+        """With the new words that occur at least `min_count` times behind the known ones, whose ids stay."""
+        counts = self.unknown(captions)
+        new = [word for word, count in counts.items() if count >= min_count]
+        return Vocabulary((*self.words, *sorted(new, key=lambda word: (-counts[word], word))))
+
+    def unknown(self, captions: Iterable[str]) -> Counter[str]:
+        """Words of the captions that are not in the vocabulary, with their counts"""
+        return Counter(word for caption in captions for word in tokenize(caption) if word not in self.ids)
 
     @classmethod
     def from_json(cls, data: object) -> Vocabulary:

@@ -284,9 +284,11 @@ class Caption:
     words: tuple[Word, ...]
     logprob: float
     confidence: float
-    """mean confidence of the words: the expected share of them that people would also use"""
+    """calibrated: the expected share of its words that people would also use"""
     n_best: tuple[Caption, ...] = ()
     """further captions, the best first"""
+    unfamiliar: bool = False
+    """whether the picture is unlike those that the model was trained on"""
 
     def __str__(self) -> str:
         return self.text
@@ -296,6 +298,7 @@ class Caption:
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"caption": self.text, "confidence": round(self.confidence, 4)}
+        data["unfamiliar"] = self.unfamiliar
         data["words"] = [word.to_json() for word in self.words]
         return data | ({"n_best": [other.to_json() for other in self.n_best]} if self.n_best else {})
 

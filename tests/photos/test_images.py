@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from haav.errors import ImageError
+from haav.photos import images
 from haav.photos.images import load_image
 
 
@@ -30,8 +32,12 @@ def halves(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF"])
+@pytest.mark.parametrize(
+    "file_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF"]
+)
 def test_common_formats_are_read(file_format: str) -> None:
+    if file_format == "HEIF":
+        pytest.importorskip("pillow_heif", reason="needs the heif extra").register_heif_opener()
     image = load_image(encode(halves(), file_format))
     assert (image.mode, image.size) == ("RGB", (40, 20))
     assert image.getpixel((5, 10))[0] > 180 > 80 > image.getpixel((35, 10))[0]
@@ -87,22 +93,62 @@ def test_arrays_and_pictures_are_fine() -> None:
             load_image(bad)
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
-def test_integers_above_255_are_scaled_as_16_bits(dtype: type) -> None:
-    ramp = (np.arange(128) * 257).astype(dtype).reshape(8, 16)
+def test_heic_photos_are_turned_upright_once() -> None:
+    pytest.importorskip("pillow_heif", reason="needs the heif extra").register_heif_opener()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = load_image(encode(halves(), "HEIF", exif=exif.tobytes(), quality=95))
+    assert image.size == (20, 40)
+    assert image.getpixel((10, 5))[0] > 200
+
+
+def test_without_pillow_heif_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    images._can_decode.cache_clear()
+    try:
+        with pytest.raises(ImageError, match=r'a HEIC or HEIF picture. .* pip install "haav\[heif\]"'):
+            load_image(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100))
+    finally:
+        images._can_decode.cache_clear()
+
+
+def test_truth_values_are_black_and_white() -> None:
+    mask = np.array([[True, False]])
+    assert np.asarray(load_image(mask))[..., 0].tolist() == [[255, 0]]
+
+
+def test_sixteen_bit_arrays_are_scaled() -> None:
+    ramp = (np.arange(128) * 257).astype(np.uint16).reshape(8, 16)
     assert np.array_equal(np.asarray(load_image(ramp))[..., 0], np.arange(128).reshape(8, 16))
+    assert np.asarray(load_image(np.full((2, 2), 200, np.uint16))).max() == 0, "dark, not bright"
+
+
+def test_floats_are_read_on_one_of_two_scales() -> None:
+    bytes_ = np.arange(256, dtype=np.float32).reshape(16, 16)
+    assert np.array_equal(np.asarray(load_image(bytes_))[..., 0], np.arange(256).reshape(16, 16))
+    dim = np.full((2, 2), 100.0)
+    assert np.asarray(load_image(dim)).max() == 100, "not stretched to its own maximum"
+    assert np.asarray(load_image(np.full((2, 2), 1.0000001))).min() == 255, "rounding"
 
 
 @pytest.mark.parametrize(
     ("array", "says"),
     [
         (np.full((4, 4, 3), 65536), "65536 to 65536"),
+        (np.array([[0, 256]], dtype=np.int64), "0 to 256. Pixels are 0 to 255. For 16 bits, use uint16"),
+        (np.array([[0, 1000]], dtype=np.int16), "0 to 1000. Pixels are 0 to 255"),
         (np.array([[-1, 300]], dtype=np.int16), "-1 to 300"),
         (np.array([[-1, 3]], dtype=np.int8), "-1 to 3"),
+        (np.array([[-1.0, 1.0]]), "-1 to 1. Floats are 0 to 1, or 0 to 255"),
+        (np.array([[0.0, 1.3]]), "0 to 1.3. Floats are 0 to 1, or 0 to 255"),
+        (np.array([[0.0, 256.0]]), "0 to 256. Floats"),
+        (np.array([[0.0, np.nan]]), "nan to nan. Floats"),
+        (np.array([[0.0, np.inf]]), "0 to inf. Floats"),
+        (np.array([[1j, 0]]), "of type complex128"),
     ],
 )
-def test_integers_that_are_no_pixels_are_refused(array: np.ndarray, says: str) -> None:
-    with pytest.raises(ImageError, match=f"{says}.* 0 to 255"):
+def test_values_that_are_no_pixels_are_refused(array: np.ndarray, says: str) -> None:
+    with pytest.raises(ImageError, match=says):
         load_image(array)
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import stat
 import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard, Union
+from typing import TYPE_CHECKING, BinaryIO, TypeGuard, Union
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from haav.errors import ImageError
+from haav.errors import ImageError, printable
+from haav.photos.formats import HEAD, HEIF, format_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
+FORMATS = "JPEG, PNG, WebP, HEIC, AVIF, TIFF, JPEG 2000, GIF, BMP and PPM"
 
 # Pillow warns about conditions that are checked or repaired here. The filter is global because
 # warnings.catch_warnings is not thread-safe.
@@ -52,10 +57,11 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     if isinstance(picture, Image.Image):
         return _to_rgb(picture, "the image")
     name, data = _bytes_of(picture)  # type: ignore[arg-type]  # tensors are handled above
-    if not data:
-        raise ImageError(f"{name} is empty.")
+    decoder = _decoder(data, name)
+    if len(data) > MAX_BYTES:
+        raise ImageError(f"{name} has more than {MAX_BYTES:,} bytes.")
     try:
-        with Image.open(io.BytesIO(data), formats=_formats()) as image:
+        with Image.open(io.BytesIO(data), formats=(decoder,)) as image:
             width, height = image.size
             if width * height > most:
                 raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
@@ -64,13 +70,66 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     except ImageError:
         raise
     except Image.DecompressionBombError:
-        raise ImageError(f"{name} would unpack to more than {MAX_PIXELS:,} pixels.") from None
-    except UnidentifiedImageError:
-        raise ImageError(f"{name} is not a picture that can be read.") from None
+        raise ImageError(f"{name} would unpack to more than {most:,} pixels.") from None
     except MemoryError:
         raise ImageError(f"{name} does not fit into memory.") from None
     except Exception as error:  # decoders raise whatever they like on damaged files
-        raise ImageError(f"{name} is damaged: {error}.") from None
+        reason = "its beginning is broken" if isinstance(error, UnidentifiedImageError) else error
+        raise ImageError(f"{name} is damaged: {reason}.") from None
+
+
+def read_photo(path: str | Path, offset: int = 0, size: int | None = None) -> bytes:
+    """The bytes of a photo: a file, or a part of one. What is no photo is refused before it is read as a whole."""
+    name = printable(str(path))
+    try:
+        length = regular_file(path).st_size - offset if size is None else size
+        with open(path, "rb") as file:
+            file.seek(offset)
+            head = file.read(min(HEAD, length))
+            _decoder(head, name)
+            if length > MAX_BYTES:
+                raise ImageError(f"{name} has {length:,} bytes; at most {MAX_BYTES:,} are read.")
+            return head + file.read(length - len(head))
+    except (OSError, ValueError) as error:
+        raise ImageError(unreadable(path, error)) from None
+
+
+def unreadable(path: str | Path, error: OSError | ValueError) -> str:
+    """The message about a path that the system cannot open."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):
+        reason = f"it is a link to {printable(os.readlink(path))}, which does not exist"
+    return f"cannot read {printable(str(path))}: {reason}."
+
+
+def regular_file(path: str | Path) -> os.stat_result:
+    """The status of a file. Pipes, devices and sockets are refused, because reading them may never end."""
+    refuse_address(str(path))
+    status = os.stat(path)
+    for is_type, name in _NOT_FILES.items():
+        if is_type(status.st_mode):
+            raise ImageError(
+                f"{printable(str(path))} is a {name}, not a file. For a photo from another program, use a pipe: "
+                "… | haav caption -"
+            )
+    return status
+
+
+_NOT_FILES = {
+    stat.S_ISFIFO: "pipe",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "device",
+    stat.S_ISBLK: "device",
+}
+
+
+def refuse_address(text: str) -> None:
+    """Refuse the address of a web page or photo. Nothing is downloaded."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", text, re.IGNORECASE) and not os.path.exists(text):
+        raise ImageError(
+            f"{printable(text)} is an address, and haav reads only files. Download the photo first, or pipe it: "
+            "curl -L ADDRESS | haav caption -"
+        )
 
 
 def square_pixels(images: Sequence[Image.Image], side: int, resample: Image.Resampling) -> np.ndarray:
@@ -80,22 +139,20 @@ def square_pixels(images: Sequence[Image.Image], side: int, resample: Image.Resa
 
 
 def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:
-    """The name of the picture for error messages, and its bytes."""
+    """The name of the picture for error messages, and its bytes, a little more than `MAX_BYTES` at most."""
     if isinstance(picture, (bytes, bytearray)):
-        return "picture", bytes(picture)
+        return "the file", bytes(picture)
     if isinstance(picture, (str, Path)):
-        return str(picture), _read(Path(picture))
+        return printable(str(picture)), read_photo(picture)
     if not hasattr(picture, "read"):
         raise ImageError(
             f"an object of type {type(picture).__name__} is not a photo.\n"
             "  Give a path, bytes, an open file, a PIL image, an array or a tensor."
         )
-    name = str(getattr(picture, "name", "picture"))
+    name = printable(str(getattr(picture, "name", "the file")))
     data = picture.read(MAX_BYTES + 1)
     if not isinstance(data, bytes):
         raise ImageError(f"{name} is open as text; open it with 'rb'.")
-    if len(data) > MAX_BYTES:
-        raise ImageError(f"{name} has more than {MAX_BYTES:,} bytes.")
     return name, data
 
 
@@ -104,25 +161,45 @@ def _channels_last(array: np.ndarray) -> np.ndarray:
     return array.transpose(1, 2, 0) if array.ndim == 3 and array.shape[0] in (1, 3, 4) else array
 
 
+def _decoder(data: bytes, name: str) -> str:
+    """Pillow's name of the format of data that begins so. What is not a photo, or cannot be read here, is refused.
+
+    Only this format is decoded: formats whose reader runs another program, such as EPS, are never opened.
+    """
+    if not data:
+        raise ImageError(f"{name} is empty.")
+    file_format = format_of(data[:HEAD])
+    if file_format is None:
+        raise ImageError(f"{name} is not a picture that can be read. {FORMATS} are.")
+    if not file_format.picture:
+        raise ImageError(f"{name} is not a photo: it is {file_format.name}. {file_format.advice}".rstrip())
+    if not file_format.decoder:
+        raise ImageError(f"{name} is {file_format.name}, which cannot be read. {file_format.advice}")
+    if not _can_decode(file_format.decoder):
+        install = '"haav[heif]"' if file_format is HEIF else "--upgrade pillow"
+        raise ImageError(f"{name} is {file_format.name}. To read such pictures: pip install {install}")
+    return file_format.decoder
+
+
 @cache
-def _formats() -> tuple[str, ...]:
-    """Formats that may be opened. Formats whose reader runs another program, such as EPS, are left out."""
+def _can_decode(decoder: str) -> bool:
     Image.init()
-    allowed = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-    return tuple(name for name in allowed if name in Image.OPEN)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ImageError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read.")
-        return path.read_bytes()
-    except OSError as error:
-        raise ImageError(f"cannot read {path}: {error.strerror}.") from None
+    if decoder == HEIF.decoder:
+        try:
+            import pillow_heif
+        except ImportError:
+            return False
+        # The picture itself is read, not what comes with it: a thumbnail may show something else.
+        pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
+    return decoder in Image.OPEN
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     image = ImageOps.exif_transpose(image)
+    if image.mode == "I":  # Pillow reads 16 bits of some formats into 32
+        wide = np.asarray(image)
+        _check_range(wide, 65535, name, "Pixels of 16 bits are 0 to 65535.")
+        return _from_array(wide.astype(np.uint16), name)
     if image.mode.startswith("I") or image.mode == "F":
         return _from_array(np.asarray(image), name)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -135,25 +212,39 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
     """From an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
-    Integers are in 0..255. If their type is uint16 or one of them is above 255, they are 16 bits in 0..65535 and are
-    scaled to 8. Floats are in 0..1. If their maximum is above 1, they are divided by it.
+    Truth values are black and white. uint16 is 0..65535, other integers are 0..255. Floats are 0..1, or 0..255 if one
+    of them is 2 or more. Other values are an error: a guess would darken or bleach the photo.
     """
     shape = array.shape
     if array.ndim not in (2, 3) or (array.ndim == 3 and shape[2] not in (1, 3, 4)) or 0 in shape:
         raise ImageError(f"an array of shape {shape} is not a picture; use (height, width, 3).")
-    pixels: Any = array
-    if np.issubdtype(array.dtype, np.integer):
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high > 65535:
-            raise ImageError(
-                f"{name} has values from {low} to {high}. Pixels are 0 to 255, or 0 to 65535 with 16 bits."
-            )
-        if array.dtype == np.uint16 or high > 255:
-            pixels = array // 257
+    if array.dtype == np.bool_:
+        pixels = array * np.uint8(255)
+    elif array.dtype == np.uint16:
+        pixels = array // 257
+    elif np.issubdtype(array.dtype, np.integer):
+        _check_range(array, 255, name, "Pixels are 0 to 255. For 16 bits, use uint16.")
+        pixels = array
     elif np.issubdtype(array.dtype, np.floating):
-        finite = np.nan_to_num(array)
-        pixels = finite * (255 / max(1.0, float(finite.max())))
-    pixels = np.clip(pixels, 0, 255).astype(np.uint8)
+        pixels = _from_floats(array, name)
+    else:
+        raise ImageError(f"{name} has values of type {array.dtype}. Pixels are numbers, e.g. uint8.")
+    pixels = pixels.astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
     return _to_rgb(Image.fromarray(pixels), name)
+
+
+def _from_floats(array: np.ndarray, name: str) -> np.ndarray:
+    rounding = 1e-3  # resizing and colour conversion leave values like 1.0000001
+    allowed = "Floats are 0 to 1, or 0 to 255. Clip or scale them first."
+    high = float(array.max())
+    _check_range(array, 1 + rounding if high < 2 else 255 + rounding, name, allowed, -rounding)
+    scaled: np.ndarray = np.clip(array * (255 if high < 2 else 1), 0, 255)
+    return scaled
+
+
+def _check_range(array: np.ndarray, highest: float, name: str, allowed: str, lowest: float = 0) -> None:
+    low, high = array.min(), array.max()
+    if not (lowest <= low and high <= highest):  # also NaN
+        raise ImageError(f"{name} has values from {low:g} to {high:g}. {allowed}")
