@@ -116,6 +116,17 @@ def test_a_file_overrides_its_preset_and_flags_override_the_file(tmp_path: Path)
     assert load_config("paper", file).model.cls == "learned"
 
 
+def test_a_model_to_start_from_replaces_decoding_and_confidence_of_the_preset_only(tmp_path: Path) -> None:
+    start = parse([flatten({"decode": {"beam": 2, "no_repeat": 1, "consensus": 7}, "confidence": {"offset": 1.4}})])[0]
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: best\ndecode: {no_repeat: 2}\n")
+    config = load_config(file=file, flags=flags_from([("--decode.beam", "4")]), init=start)
+    assert (config.decode.beam, config.decode.no_repeat, config.decode.consensus) == (4, 2, 7)
+    assert config.confidence.offset == 1.4
+    assert config.model == load_config(file=file).model
+    assert load_config("best", init=start).decode == start.decode
+
+
 def test_a_file_states_its_views_as_a_whole_and_a_flag_edits_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model: {views: {grid: {dim: 1280, max_tokens: 81, indices: {row: 9}}}}\n")

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import haav
-from haav.config import DecodeConfig, override
+from haav.config import ConfidenceConfig, DecodeConfig, override
 from haav.data.collate import collate
-from haav.generate.consensus import Consensus, by_consensus
+from haav.generate.consensus import Consensus
+from haav.inference.caption import choose_captions
 from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
 from haav.photos.images import load_image
@@ -86,12 +87,14 @@ def test_the_weight_decides_between_probability_and_agreement() -> None:
     told = ["a dog runs on the grass", "a dog runs"]
     gain = Consensus(WORDS)([["a", "dog", "runs"], ["a", "cat", "sits"]], told)
     turning = 1.0 / (gain[0] - gain[1])
+
+    def best(sentences: list[str], decode: DecodeConfig) -> str:
+        return choose_captions([probable, agreeing], sentences, None, 1, WORDS, decode, ConfidenceConfig()).text
+
     for weight, first in ((0.0, probable), (0.99 * turning, probable), (1.01 * turning, agreeing)):
-        settings = DecodeConfig(consensus=weight)
-        assert by_consensus([probable, agreeing], told, WORDS, settings)[0] is first
-    assert by_consensus([probable, agreeing], [], WORDS, DecodeConfig(consensus=100.0)) == [probable, agreeing]
-    only_first = DecodeConfig(consensus=100.0, consensus_of=1)
-    assert by_consensus([probable, agreeing], ["a cat sits", *told], WORDS, only_first)[0] is probable
+        assert best(told, DecodeConfig(consensus=weight)) == first.text
+    assert best([], DecodeConfig(consensus=100.0)) == probable.text
+    assert best(["a cat sits", *told], DecodeConfig(consensus=100.0, consensus_of=1)) == probable.text
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from haav.generate.beam import BeamSearch
-from haav.generate.loop import Generated, collapse_repeats, generate
+from haav.generate.loop import Generated, _next_words, collapse_repeats, generate
 from haav.generate.rules import Ending, Never, NoRepeats
 from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
 from haav.text import BOS, EOS, PAD, UNK
-from haav.types import Cache
+from haav.types import Cache, Decoded
 from helpers import combinations, random_view, random_views, tiny_model
 
 SPEAKABLE = Never([UNK, PAD, BOS])
@@ -219,6 +219,13 @@ def test_a_beam_as_wide_as_the_vocabulary_is_never_worse_than_greedy_and_beam_on
 
 
 # Rules
+
+
+def test_no_rule_hides_an_infinite_score() -> None:
+    logits = torch.zeros(1, 1, 1, 23)
+    logits[..., UNK] = torch.inf
+    start = Generated(torch.zeros(1, 1, 0, dtype=torch.int64), torch.zeros(1, 1, 0), None)
+    assert _next_words(Decoded(logits, None, None), start, [Never([UNK])], room=8).isnan().all()
 
 
 def test_never_and_ending_and_repeats_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from haav.config.parse import Given, SettingPath, flatten, override, parse, to_dict
 from haav.config.schema import (
+    MAX_CAPTIONS,
     ConfidenceConfig,
     Config,
     ContrastConfig,
@@ -12,6 +13,7 @@ from haav.config.schema import (
 )
 
 __all__ = [
+    "MAX_CAPTIONS",
     "ConfidenceConfig",
     "Config",
     "ContrastConfig",

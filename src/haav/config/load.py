@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from haav.config.parse import Given, SettingPath, flatten, parse
+from haav.config.parse import Given, SettingPath, flatten, parse, to_dict
 from haav.config.schema import Config
 from haav.errors import ConfigError, unknown
 from haav.files import read_text
@@ -17,6 +19,8 @@ from haav.files import read_text
 MAX_BYTES = 1_000_000
 TABLES = (("model", "views"),)
 """tables that a file replaces as a whole: its views replace those of the preset and are not merged with them"""
+TAKEN_OVER = ("decode", "confidence")
+"""sections that a model trained further takes from the model it starts from"""
 
 Source = dict[SettingPath, Given]
 
@@ -31,6 +35,13 @@ def recipe_names() -> list[str]:
 
 def grid_names() -> list[str]:
     return _names("grids")
+
+
+def summary(folder: str, name: str) -> str:
+    """What the comment at the top of a YAML file says, without the command at its end"""
+    lines = (_folder(folder) / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"[:.]? haav (?:train|ablate|describe) ", comment)[0].rstrip(":. ")
 
 
 def find_recipe(name: str) -> Path:
@@ -61,14 +72,21 @@ def _find(what: str, name: str) -> Path:
 
 
 def read_settings(
-    preset: str | None = None, file: str | Path | None = None, flags: Mapping[SettingPath, Given] | None = None
+    preset: str | None = None,
+    file: str | Path | None = None,
+    flags: Mapping[SettingPath, Given] | None = None,
+    init: Config | None = None,
 ) -> tuple[Config, list[str]]:
     """The settings and all problems with them. `model.build.load_config` resolves settings that depend on others.
 
-    `preset` is the base (default: the one that the file names, otherwise best). `file` overrides it. `flags` override
-    both.
+    `preset` is the base (default: the one that the file names, otherwise best). `init` is the config of a model to
+    start from: how it decodes and its confidence override the preset. `file` overrides both, `flags` override all.
     """
     layers = _preset_layers(preset or "best") if file is None else _file_layers(Path(file), preset)
+    if init is not None:
+        settings = to_dict(init)
+        below_file = len(layers) if file is None else len(layers) - 1
+        layers.insert(below_file, flatten({name: settings[name] for name in TAKEN_OVER}, "the model to start from: "))
     return parse([*layers, dict(flags or {})])
 
 

@@ -51,8 +51,10 @@ def flatten(tree: Mapping[str, Any], origin: str = "", path: SettingPath = ()) -
 
 
 def override(config: Config, section: str, settings: Mapping[str, Any]) -> Config:
-    """A validated copy of the config with some settings of a section replaced."""
-    changes: dict[SettingPath, Given] = {(section, name): Given(value, name) for name, value in settings.items()}
+    """A validated copy of the config with some settings of a section replaced. Problems spell a `Given` as it was."""
+    changes: dict[SettingPath, Given] = {
+        (section, name): value if isinstance(value, Given) else Given(value, name) for name, value in settings.items()
+    }
     changed, problems = parse([flatten(to_dict(config)), changes])
     if problems:
         raise ConfigError.of(problems)
@@ -188,7 +190,7 @@ def _coerce(declared: Any, leaf: Given) -> Any:
 
 def _check_range(value: Any, metadata: Mapping[str, Any], node: Any) -> None:
     """Check declared bounds, which apply to a number and to each number of a table."""
-    low, below, choices = metadata.get("low"), metadata.get("below"), metadata.get("choices")
+    low, below, most, choices = (metadata.get(key) for key in ("low", "below", "most", "choices"))
     entries = value.items() if isinstance(value, dict) else [(None, value)]
     for name, entry in entries:
         leaf = node if name is None else node[name]
@@ -201,6 +203,8 @@ def _check_range(value: Any, metadata: Mapping[str, Any], node: Any) -> None:
             raise _Problem(f"'{leaf.spelling}' must be at least {low}, not {entry}.")
         if below is not None and entry >= below:
             raise _Problem(f"'{leaf.spelling}' must be below {below}, not {entry}.")
+        if most is not None and entry > most:
+            raise _Problem(f"'{leaf.spelling}' must be at most {most}, not {entry}.")
 
 
 def _check_relations(config: Config, problems: list[str]) -> None:

@@ -8,16 +8,20 @@ from typing import Any
 
 from haav.types import ViewSpec
 
+MAX_CAPTIONS = 50
+"""most captions of a photo that are searched, sampled or returned; time and memory grow with their number"""
+
 
 def setting(
     default: Any,
     doc: str,
     low: float | None = None,
     below: float | None = None,
+    most: float | None = None,
     choices: Sequence[str] | None = None,
 ) -> Any:
-    """A dataclass field with its meaning and range: low <= value < below, or one of `choices`."""
-    metadata = {"doc": doc, "low": low, "below": below, "choices": choices}
+    """A dataclass field with its meaning and range: low <= value < below, value <= most, or one of `choices`."""
+    metadata = {"doc": doc, "low": low, "below": below, "most": most, "choices": choices}
     return field(default=default, metadata=metadata)
 
 
@@ -78,15 +82,15 @@ class DecodeConfig:
     """How captions are decoded."""
 
     method: str = setting("beam", "beam search, or sampling", choices=("beam", "sample"))
-    beam: int = setting(5, "beam width; 1: greedy decoding", low=1)
+    beam: int = setting(5, "beam width; 1: greedy decoding", low=1, most=MAX_CAPTIONS)
     keep_greedy: bool = setting(True, "keep the greedy caption in the beam, so that the result is never less probable")
     length_penalty: float = setting(0.0, "exponent p of the score log-probability / words ** p", low=0, below=10)
     groups: int = setting(1, "groups of diverse beam search; must divide the beam", low=1)
     diversity: float = setting(0.5, "diverse beam search: penalty of a word per use in an earlier group", low=0)
-    samples: int = setting(1, "number of sampled captions", low=1)
+    samples: int = setting(1, "number of sampled captions", low=1, most=MAX_CAPTIONS)
     temperature: float = setting(1.0, "sampling: softmax temperature; below 1 favours probable words", low=1e-3)
     top_k: int = setting(0, "sampling: number of most probable words to draw from; 0: all", low=0)
-    top_p: float = setting(1.0, "sampling: total probability of the words to draw from", low=0, below=1.000001)
+    top_p: float = setting(1.0, "sampling: total probability of the words to draw from", low=0, most=1)
     max_words: int = setting(20, "maximum length of a caption, end token included", low=1)
     min_words: int = setting(0, "minimum number of words", low=0)
     no_repeat: int = setting(3, "length of word sequences that must not repeat; 0: no limit", low=0)
@@ -101,10 +105,23 @@ class DecodeConfig:
 
 @dataclass(frozen=True)
 class ConfidenceConfig:
-    """Maps the probability of a word to the chance that people would use it. `haav calibrate` fits it."""
+    """Maps what is known about a caption to the chance that people would use its words. `haav calibrate` fits it."""
 
-    offset: float = setting(0.0, "confidence = sigmoid(offset + slope · logit(probability))")
+    offset: float = setting(0.0, "confidence of a word = sigmoid(offset + slope · logit(probability))")
     slope: float = setting(1.0, "slope of that line; 1 with offset 0 gives the model's probability")
+    caption_offset: float = setting(
+        0.0,
+        "confidence of a caption = sigmoid(caption_offset + caption_slope · logit(mean confidence of its words) + "
+        "agreement · (agreement with the retrieved sentences - typical_agreement) + "
+        "novelty · max(0, novelty of the photo - unfamiliar_above))",
+    )
+    caption_slope: float = setting(1.0, "see caption_offset; with the defaults, the mean confidence of the words")
+    agreement: float = setting(0.0, "see caption_offset")
+    typical_agreement: float = setting(0.0, "mean agreement on val; stands in where no sentences are retrieved")
+    novelty: float = setting(0.0, "see caption_offset")
+    unfamiliar_above: float = setting(
+        0.0, "novelty above which a picture is unlike those that the model was trained on; 0: none is", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,7 @@ class TrainConfig:
 
     objective: str = setting("xe", "cross-entropy, or self-critical training on CIDEr", choices=("xe", "scst"))
     epochs: int = setting(20, "epochs over the labelled photos", low=1)
+    epoch_steps: int = setting(0, "fewest steps per epoch: a small set is gone through several times per epoch", low=0)
     batch: int = setting(50, "labelled photos per step", low=1)
     unlabelled_batch: int = setting(0, "further photos per step, for the contrastive loss only", low=0)
     captions: int = setting(5, "captions per photo and step, drawn anew each epoch", low=1)
@@ -146,6 +164,9 @@ class TrainConfig:
     label_smoothing: float = setting(0.0, "label smoothing of the cross-entropy", low=0, below=1)
     ema: float = setting(
         0.0, "decay of the moving average of weights, which is evaluated and saved; 0: none", low=0, below=1
+    )
+    keep_weight: float = setting(
+        0.0, "weight of the distance from the word probabilities of the model to start from, on base data", low=0
     )
     contrast_weight: float = setting(0.05, "weight of the contrastive loss", low=0)
     precision: str = setting(

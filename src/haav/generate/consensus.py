@@ -25,14 +25,15 @@ Grams = dict[tuple[str, ...], float]
 
 
 def by_consensus(
-    captions: Sequence[Caption], sentences: Sequence[str], vocabulary: Vocabulary, settings: DecodeConfig
+    captions: Sequence[Caption], agreements: Sequence[float | None], settings: DecodeConfig
 ) -> list[Caption]:
-    """Captions sorted by log-probability + `consensus` · agreement. Without sentences, the order is unchanged."""
-    if not sentences or not settings.consensus:
+    """Captions sorted by log-probability + `consensus` · agreement. None, without sentences, leaves their order."""
+    total = [
+        caption.logprob + settings.consensus * share if share is not None else 0.0
+        for caption, share in zip(captions, agreements, strict=True)
+    ]
+    if not settings.consensus:
         return list(captions)
-    told = sentences[: settings.consensus_of]
-    agreed = Consensus(vocabulary)([[word.text for word in caption.words] for caption in captions], told)
-    total = [caption.logprob + settings.consensus * share for caption, share in zip(captions, agreed, strict=True)]
     return [captions[index] for index in sorted(range(len(total)), key=lambda index: -total[index])]
 
 

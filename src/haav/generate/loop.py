@@ -24,7 +24,10 @@ class CaptionModel(Protocol):
 
 @dataclass(frozen=True)
 class Generated:
-    """Captions of each photo, the best first. A log-probability of -inf marks a missing caption."""
+    """Captions of each photo, the best first. A log-probability of -inf marks a missing caption.
+
+    NaN marks a caption of a model whose scores were not finite.
+    """
 
     tokens: Tensor
     """(B, K, T) int64, <eos> included, <pad> after it"""
@@ -138,6 +141,7 @@ def _next_words(decoded: Decoded, captions: Generated, rules: Sequence[Rule], ro
     """(B, C, words) log-probabilities, -inf for forbidden words. An ended caption continues with <pad> at no cost."""
     scores = decoded.logits[:, :, -1].float()
     norm = scores.logsumexp(dim=-1, keepdim=True)
+    norm = norm.where(norm.isfinite(), torch.nan)  # so that no rule hides an infinite score
     for rule in rules:
         rule.forbid(scores, captions.tokens, room)
     ended = captions.ended

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from haav.generate.loop import Choice, Generated
-from haav.text import PAD
+from haav.text import EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Sampling:
         return Choice(parents, words, word_logprobs)
 
     def chances(self, logprobs: Tensor) -> Tensor:
-        """Probabilities to draw words with. A caption whose words are all forbidden gets <pad> and is missing."""
+        """Probabilities to draw words with.
+
+        A caption whose words are all forbidden gets <pad> and is missing. A caption without finite scores gets <eos>.
+        """
         scores = logprobs / self.temperature
         if 0 < self.top_k < scores.shape[-1]:
             least = scores.topk(self.top_k, dim=-1).values[..., -1:]
@@ -48,9 +51,10 @@ class Sampling:
             dropped[..., 0] = False
             ranked = ranked.masked_fill(dropped, 0.0)
             chances = torch.zeros_like(chances).scatter(-1, words, ranked)
-        dead = logprobs.isneginf().all(dim=-1)
-        chances[dead] = 0.0
+        dead, broken = logprobs.isneginf().all(dim=-1), logprobs.isnan().any(dim=-1)
+        chances[dead | broken] = 0.0
         chances[..., PAD].masked_fill_(dead, 1.0)
+        chances[..., EOS].masked_fill_(broken, 1.0)
         return chances
 
     def settled(self, captions: Generated, max_words: int) -> Tensor:
