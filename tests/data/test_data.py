@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,29 @@ def test_check_finds_missing_duplicate_and_shared_photos(tmp_path: Path, capsys:
     Image.new("RGB", (4, 4), "blue").save(tmp_path / "b.png")
     assert main(["dataset", str(tmp_path / "t.csv"), "--images", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["photos"] == {"train": 1, "val": 1}
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("t.csv", "", "t.csv is empty"),
+        ("t.jsonl", "\n", "t.jsonl is empty"),
+        ("t.json", "", "t.json is empty"),
+        ("t.csv", "image,caption\n", "t.csv names no photo"),
+        ("t.json", "{}", "t.json names no photo"),
+        ("t.json", '{"images": [], "annotations": []}', "t.json names no photo"),
+        ("t.csv", "image,caption\na.jpg,\nb.jpg,\n", "no photo of .*t.csv has a caption"),
+        ("t.csv", "image,text\na.jpg,a dog\n", "has a caption. In a table, captions are in the column 'caption'"),
+        ("t.jsonl", '{"image": "a.jpg"}\n', "no photo of .*t.jsonl has a caption"),
+    ],
+)
+def test_data_sets_without_photos_or_captions_fail_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str, flags: list[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["dataset", str(tmp_path / name), *flags]) != 0
+    assert re.search(says, capsys.readouterr().err)
 
 
 # Batches

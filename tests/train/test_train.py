@@ -482,6 +482,13 @@ def test_steps_without_a_finite_loss_are_skipped_counted_and_end_the_run(tmp_pat
     assert any(not torch.equal(old, new) for old, new in zip(before, setup.model.parameters(), strict=True))
 
 
+def test_a_run_that_diverges_before_it_is_evaluated_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        loop.TrainingError, match=r"training diverged: after step \d+.*learning rate.*\n  Lower train.lr"
+    ):
+        loop.train(toy("--train.lr", "1e30", epochs=1), tmp_path / "run")
+
+
 def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     out = tmp_path / "run"
     loop.train(toy(epochs=1), out)

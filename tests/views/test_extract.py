@@ -147,8 +147,7 @@ def test_tar_files_are_known_by_their_ending_in_any_case(tmp_path: Path) -> None
         tar.add(photos / "000.jpg", "000.jpg")
     for source in (path, tmp_path / "tars"):
         assert [ref.id for ref in find_photos([source])] == ["000.jpg"]
-        refs, fault = photos_of(str(source))
-        assert ([ref.id for ref in refs], fault) == (["000.jpg"], "")
+        assert [(ref.id, ref.fault) for ref in photos_of(str(source)).photos] == [("000.jpg", "")]
 
 
 def test_sources_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
@@ -169,19 +168,19 @@ def test_sources_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
 def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos, store = make_photos(tmp_path / "photos", 2), str(tmp_path / "s")
     (photos / "bad.jpg").write_text("")
-    assert main(["extract", "--images", str(photos), "--store", store, "--workers", "1"]) == 1
+    assert main(["extract", "--images", str(photos), "--store", store, "--workers", "1"]) == 3
     out = capsys.readouterr()
     assert "2 photos extracted, 0 already stored, 1 failed" in out.out
     assert "failures.jsonl" in out.err
     assert main(["store", "info", store, "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
-    assert info["views"]["grid"]["photos"] == 2
+    assert info["views"]["patches"]["photos"] == 2
     assert main(["store", "verify", store]) == 0
-    assert "8 records, 0 damaged" in capsys.readouterr().out
+    assert "4 records, 0 damaged" in capsys.readouterr().out
     assert main(["store", "export-webdataset", store, "--out", str(tmp_path / "w")]) == 0
-    assert main(["store", "drop", store, "--view", "regions"]) == 0
+    assert main(["store", "drop", store, "--view", "patch_regions"]) == 0
     assert main(["store", "info", store]) == 0
-    assert "regions" not in capsys.readouterr().out.replace("'regions' dropped", "")
+    assert "patch_regions" not in capsys.readouterr().out.replace("'patch_regions' dropped", "")
     assert main(["store", "fly", store]) == 1
     assert "unknown action 'fly'" in capsys.readouterr().err
 

@@ -250,7 +250,7 @@ def test_a_bridge_survives_the_way_to_disk_and_damage_is_noticed(tmp_path: Path,
 
 
 def photos_with_regions(ids: tuple[str, ...], width: int = 12) -> PhotoBatch:
-    return PhotoBatch(ids, None, regions=[PhotoView(torch.randn(15, width)) for _ in ids])
+    return PhotoBatch(ids, None, patch_regions=[PhotoView(torch.randn(15, width)) for _ in ids])
 
 
 def test_text_views_hold_the_nearest_sentences_and_never_the_photos_own(fitted: CrossFitted) -> None:
@@ -259,7 +259,7 @@ def test_text_views_hold_the_nearest_sentences_and_never_the_photos_own(fitted: 
     assert extractor.spec == ViewSpec(8, 20, {"crop": 5, "rank": 4})
     photos = photos_with_regions(("p0", "p1", "yours"))
     views = extractor.extract(photos)
-    for photo, view, regions in zip(photos.ids, views, photos.once("regions", list), strict=True):
+    for photo, view, regions in zip(photos.ids, views, photos.once("patch_regions", list), strict=True):
         assert view.tokens.shape == (20, 8)
         assert view.indices["crop"].tolist() == [crop for crop in range(5) for _ in range(4)]
         assert view.indices["rank"].tolist() == [0, 1, 2, 3] * 5
@@ -288,8 +288,8 @@ def test_bridge_is_built_from_a_store_and_reports_recall_and_leak(tmp_path: Path
     texts = build.build_textdb([file], encoder=ToyEncoder())
     settings = {"epochs": 2, "folds": 2, "hidden": 16, "batch": 8}
     with Store(tmp_path / "s", write=True) as store:
-        store.add_view("regions", ViewManifest(ViewSpec(12, 15), "toy"))
-        store.put("regions", {f"p{n}.jpg": PhotoView(torch.randn(15, 12)) for n in range(40)})
+        store.add_view("patch_regions", ViewManifest(ViewSpec(12, 15), "toy"))
+        store.put("patch_regions", {f"p{n}.jpg": PhotoView(torch.randn(15, 12)) for n in range(40)})
         found, report = build.build_bridge(store, load_dataset(file), texts, encoder=ToyEncoder(), **settings)
         other = TextDatabase(texts.entries, texts.vectors, Manifest("another"))
         with pytest.raises(DataError, match="vectors of toy; the text database has those of another"):

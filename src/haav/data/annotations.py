@@ -80,13 +80,23 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split][, by]`,
     or a folder with captions.txt.
 
-    `split` is the split of photos in formats without splits. All files may be gzipped (`.gz`).
+    `split` is the split of photos in formats without splits. All files may be gzipped (`.gz`). A data set without a
+    photo is an error.
     """
     path = Path(path)
+    dataset = _load(path, split)
+    if not dataset.photos:
+        raise DataError(f"{path} names no photo. Was it written completely?")
+    return dataset
+
+
+def _load(path: Path, split: str) -> Dataset:
     if path.is_dir():
         return _folder(path, split)
     name = path.name.removesuffix(".gz")
     text = read_text(path, MAX_BYTES)
+    if not text.strip():
+        raise DataError(f"{path} is empty. Was it written completely?")
     try:
         if name.endswith(".csv"):
             rows: Iterable[Any] = csv.DictReader(io.StringIO(text))

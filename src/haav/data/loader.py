@@ -39,6 +39,7 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
         self.views = tuple(views)
         self.photos = tuple(photos)
         self.ids = tuple(photo.id for photo in photos)
+        self.vocabulary = vocabulary
         self.captions = None
         if vocabulary is not None:
             encoded = ([vocabulary.encode(text) for text in photo.captions] for photo in photos)

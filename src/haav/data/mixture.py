@@ -1,4 +1,5 @@
-"""Several data sets as one training set: captions by people, captions by captioning systems, photos without captions.
+"""Several data sets as one training set: captions by people or by captioning systems, photos without captions, and
+data that a model knows already.
 
 A setting like `coco.json.gz,more.json.gz:machine:0.5,flickr.json.gz:photos` names data sets with their roles and
 weights. A photo named by several of them is one photo with the captions of all.
@@ -14,7 +15,7 @@ from pathlib import Path
 from haav.data.annotations import Dataset, Photo, load_dataset
 from haav.errors import ConfigError, DataError, unknown
 
-ROLES = ("human", "machine", "photos")
+ROLES = ("human", "machine", "photos", "base")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Source:
     path: str
     role: str = "human"
     """human: its captions by people; machine: its captions by captioning systems (all of its captions if it names no
-    author); photos: no captions"""
+    author); photos: no captions; base: captions by people that the model to start from knows already"""
     weight: float = 1.0
     """of its captions in the cross-entropy"""
 
@@ -36,11 +37,13 @@ class Mixture:
     weights: tuple[tuple[float, ...], ...] | None
     """of the captions of each photo of `train`; None: 1 each"""
     references: Mapping[str, tuple[str, ...]]
-    """captions by people of the photos of `train`: words, rewards and text databases come from these only"""
+    """captions by people of the photos of `train`: the vocabulary and rewards come from these only"""
     unlabelled: tuple[Photo, ...]
     """training photos without captions"""
     val: tuple[Photo, ...]
     """val photos with captions by people"""
+    base: tuple[Photo, ...] = ()
+    """training photos that the model to start from knows, used to keep it from forgetting"""
 
     @property
     def sentences(self) -> Iterator[str]:
@@ -74,6 +77,8 @@ def _parse_source(item: str) -> Source:
         weight = -1.0
     if not 0 < weight <= 1000:
         raise ConfigError(f"data.dataset '{item}': a weight is a number above 0 and at most 1000, not '{rest[1]}'.")
+    if role == "base" and len(rest) == 2:
+        raise ConfigError(f"data.dataset '{item}': base data has no weight. Use --train.keep_weight.")
     return Source(path, role, weight)
 
 
@@ -86,6 +91,7 @@ def load_mixture(
     weights: dict[str, list[float]] = {}
     references: dict[str, tuple[str, ...]] = {}
     val: dict[str, Photo] = {}
+    base: dict[str, Photo] = {}
     for source in sources:
         dataset = load_dataset(source.path)
         if source.role == "human":
@@ -96,6 +102,10 @@ def load_mixture(
                     f"'{photo.id}' is in split {splits[photo.id]} of one data set and in {photo.split} of "
                     f"{Path(source.path).name}."
                 )
+            if source.role == "base":
+                if photo.split == "train" and photo.captions:
+                    base[photo.id] = photo
+                continue
             if photo.split == "val" and source.role == "human" and photo.captions:
                 val[photo.id] = photo
             if photo.split != "train":
@@ -113,6 +123,7 @@ def load_mixture(
         references,
         tuple(Photo(name, "train") for name, texts in captions.items() if not texts),
         tuple(val.values()),
+        tuple(base.values()),
     )
 
 

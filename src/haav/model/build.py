@@ -22,13 +22,17 @@ from haav.model.layers import Encoder
 
 
 def load_config(
-    preset: str | None = None, file: str | Path | None = None, flags: Mapping[SettingPath, Given] | None = None
+    preset: str | None = None,
+    file: str | Path | None = None,
+    flags: Mapping[SettingPath, Given] | None = None,
+    init: Config | None = None,
 ) -> Config:
     """A checked config with nothing left open, or a ConfigError that names every problem.
 
-    `preset` starts (default: the file's own, else best), `file` overrides it, `flags` override both.
+    `preset` starts (default: the file's own, else best), `file` overrides it, `flags` override both. `init`: the config
+    of a model to start from, whose decode settings and confidence replace those of the preset.
     """
-    config, problems = read_settings(preset, file, flags)
+    config, problems = read_settings(preset, file, flags, init)
     config, more = resolve(config)
     if problems or more:
         raise ConfigError.of([*problems, *more])

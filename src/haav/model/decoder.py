@@ -43,6 +43,12 @@ class Decoder(nn.Module):
         # Row 0 is unused: the release counts words from 1.
         self.register_buffer("positions", sinusoids(max_words + 1, d_model))
 
+    def add_words(self, shares: Tensor) -> None:
+        """Add a word per row of `shares` (new words, words). It starts as that mixture of the words before it."""
+        for layer in (self.words, self.output):
+            layer.weight = nn.Parameter(torch.cat([layer.weight, shares @ layer.weight]).detach())
+        self.words.num_embeddings = self.output.out_features = len(self.words.weight)
+
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One per layer"""

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from haav import distributed
 from haav.config import Config, override
 from haav.cpu import check_bfloat16
 from haav.data.loader import ShardedBatches, ShuffledBatches, StoredPhotos, build_loader, to_device
-from haav.errors import ConfigError, TrainingError
+from haav.errors import CheckpointError, ConfigError, TrainingError
 from haav.evaluate.scores import SLOW, evaluate
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
@@ -64,13 +64,17 @@ class TrainingResult:
 
 
 def train(
-    config: Config, out: str | Path, init: str | Path | None = None, report: Callable[[Status], None] = lambda _: None
+    config: Config,
+    out: str | Path,
+    init: str | Path | None = None,
+    report: Callable[[Status], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
-    """Start a new run in the folder `out`. `init` is a model directory to start from."""
+    """Start a new run in the folder `out`. `init` is a model directory to start from. `say` gets lines about words."""
     files = RunFiles(Path(out))
     fabric = _connect(config)
     files.claim()
-    setup = prepare(config, files.folder, init)
+    setup = prepare(config, files.folder, init, say=say)
     with closing(setup), closing(files):
         run = _Run(setup, files, report, fabric)
         run.save()
@@ -105,9 +109,10 @@ class _Run:
         optimizer = torch.optim.AdamW(groups, fused=True)
         self.learner, self.optimizer = self.fabric.setup(setup.learner, optimizer)
         self.ema = copy.deepcopy(setup.model).requires_grad_(False) if self.config.ema else None
-        size = min(self.config.batch, len(setup.labelled))
-        self.batches = setup.labelled.shuffled(size, self.config.seed, distributed.count())
-        self.per_epoch = max(1, len(self.batches) // self.config.accumulate)
+        self.size = min(self.config.batch, len(setup.labelled))
+        self.batches = setup.labelled.shuffled(self.size, self.config.seed, distributed.count())
+        self.passes = math.ceil(max(1, self.config.epoch_steps) * self.config.accumulate / len(self.batches))
+        self.per_epoch = len(self.batches) * self.passes // self.config.accumulate
         self.steps = self.per_epoch * self.config.epochs
         self.schedule = build_schedule(self.config.schedule, self.config.warmup_steps, self.steps, self.per_epoch)
         self.position = Position()
@@ -149,13 +154,14 @@ class _Run:
 
     def _epoch(self, stop: threading.Event) -> bool:
         """Train the rest of the epoch. Returns False if asked to stop before its end."""
-        self.batches.epoch = self.position.epoch
-        labelled = _from_batch(self.setup.labelled, self.batches, self.position.batch)
-        further = self._further()
+        order = _passes(self.batches, self.position.epoch, self.passes)
+        labelled = _from_batch(self.setup.labelled, order, self.position.batch)
+        further = self._endless(self.setup.unlabelled, self.config.unlabelled_batch)
+        base = self._endless(self.setup.base, self.size)
         started, captions = time.perf_counter(), 0
         steps_left = self.per_epoch - self.position.batch // self.config.accumulate
         for _ in range(steps_left):
-            losses, step_captions = self._step(labelled, further)
+            losses, step_captions = self._step(labelled, further, base)
             captions += step_captions * distributed.count()
             self.position.step += 1
             self.position.batch += self.config.accumulate
@@ -171,7 +177,9 @@ class _Run:
                 self.save()
         return True
 
-    def _step(self, labelled: Iterator[Batch], further: Iterator[Batch] | None) -> tuple[dict[str, float], int]:
+    def _step(
+        self, labelled: Iterator[Batch], further: Iterator[Batch] | None, base: Iterator[Batch] | None
+    ) -> tuple[dict[str, float], int]:
         """One optimizer step. Returns its losses (empty if the step was skipped) and its number of captions."""
         self.learner.train()
         for group in self.optimizer.param_groups:
@@ -185,7 +193,8 @@ class _Run:
             captions += int((batches[0].captions[:, :, 0] != PAD).sum())  # type: ignore[index]
             if further is not None:
                 batches.append(self._checked(next(further)))
-            part_losses, new_keys = self.learner(StepInput(batches))
+            known = None if base is None else self._draw_captions(self._checked(next(base)), part)
+            part_losses, new_keys = self.learner(StepInput(batches, known))
             self.fabric.backward(part_losses["loss"] / self.config.accumulate)
             keys += new_keys
             for name, value in part_losses.items():
@@ -250,28 +259,34 @@ class _Run:
         weights = None if batch.weights is None else batch.weights.gather(1, chosen)
         return Batch(batch.ids, batch.views, kept[:, :, :longest], weights)
 
-    def _further(self) -> Iterator[Batch] | None:
-        """Endless batches of photos without captions. The order depends only on the seed and the step."""
-        photos = self.setup.unlabelled
+    def _endless(self, photos: StoredPhotos | None, size: int) -> Iterator[Batch] | None:
+        """Endless batches of further photos. The order depends only on the seed and the step."""
         if photos is None:
             return None
-        size = min(self.config.unlabelled_batch, len(photos))
-        return _round_and_round(photos, size, self.config.seed, self.position.step * self.config.accumulate)
+        start = self.position.step * self.config.accumulate
+        return _round_and_round(photos, min(size, len(photos)), self.config.seed, start)
 
     def _evaluate(self) -> None:
         """Evaluate on val, never on test. Save the best model so far in `best/`, or the last if there is no val."""
         setup = self.setup
         model = self.ema if self.ema is not None else setup.model
-        captioner = Captioner(model, setup.saved_config, setup.vocabulary)
+        captioner = Captioner(model, setup.saved_config, setup.vocabulary, novelty=setup.novelty)
         if not setup.val:
             if distributed.rank() == 0:
                 captioner.save_pretrained(self.files.best)
             model.train()
             return
         part = distributed.share(setup.val)
-        part_captions = (
-            {photo: caption.text for photo, caption in predict(captioner, setup.store, part, seed=0)} if part else {}
-        )
+        try:
+            predicted = predict(captioner, setup.store, part, seed=0) if part else ()
+            part_captions = {photo: caption.text for photo, caption in predicted}
+        except CheckpointError:
+            raise TrainingError(
+                f"training diverged: after step {self.position.step}, the scores of the model are not finite numbers "
+                f"({self.position.skipped} steps were skipped, the last learning rate was "
+                f"{self.optimizer.param_groups[0]['lr']:.2g}).\n"
+                "  Lower train.lr or raise train.warmup_steps, and start a new run."
+            ) from None
         captions = distributed.gather_texts(part_captions, self.fabric.device)
         model.train()
         scores = evaluate(captions, {photo.id: photo.captions for photo in setup.val}, skip=SLOW, resamples=1).scores
@@ -293,9 +308,18 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
     return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def _from_batch(photos: StoredPhotos, batches: ShuffledBatches | ShardedBatches, start: int) -> Iterator[Batch]:
-    """This process's share of the batches of the epoch, beginning with batch `start`"""
-    order = [distributed.share(rows) for rows in list(batches)[start:]]
+def _passes(batches: ShuffledBatches | ShardedBatches, epoch: int, passes: int) -> list[list[int]]:
+    """The batches of an epoch that goes through the photos `passes` times"""
+    order: list[list[int]] = []
+    for number in range(epoch * passes, (epoch + 1) * passes):
+        batches.epoch = number
+        order += batches
+    return order
+
+
+def _from_batch(photos: StoredPhotos, batches: Sequence[list[int]], start: int) -> Iterator[Batch]:
+    """This process's share of the batches, beginning with batch `start`"""
+    order = [distributed.share(rows) for rows in batches[start:]]
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
 
@@ -303,8 +327,7 @@ def _round_and_round(photos: StoredPhotos, size: int, seed: int, start: int) -> 
     batches = photos.shuffled(size, seed, distributed.count())
     epoch, place = divmod(start, len(batches))
     while True:
-        batches.epoch = epoch
-        yield from _from_batch(photos, batches, place)
+        yield from _from_batch(photos, _passes(batches, epoch, passes=1), place)
         epoch, place = epoch + 1, 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,18 +103,54 @@ class SelfCritical:
 class StepInput:
     """Wraps the batches of a step, so that the engine passes them on without searching them for tensors."""
 
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches = batches
+    def __init__(self, batches: list[Batch], base: Batch | None = None) -> None:
+        """`base`: photos that the model to start from knows"""
+        self.batches, self.base = batches, base
+
+
+class Start(nn.Module):
+    """The model that training starts from, frozen. What it would say is kept on base data (learning without
+    forgetting, Li and Hoiem 2016)."""
+
+    def __init__(self, model: Haav | Ensemble, known_words: int, weight: float) -> None:
+        """`known_words`: the words behind them are new, and the start does not say them; `weight`: of the loss"""
+        super().__init__()
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("known", torch.arange(len(model.members[0].decoder.words.weight)) < known_words)
+        self.weight = weight
+
+    def train(self, mode: bool = True) -> Start:
+        return super().train(False)  # without dropout, whatever the learner does
+
+    def forward(self, model: Haav | Ensemble, batch: Batch) -> Tensor:
+        """How far the words of a model are from those of the start: the mean Kullback–Leibler divergence"""
+        assert batch.captions is not None
+        inputs, real = batch.captions[:, :, :-1], batch.captions[:, :, 1:] != PAD
+        distances = []
+        for member, start in zip(model.members, self.model.members, strict=True):
+            views = own_views(member, batch.views)
+            with torch.no_grad():
+                logits = start.teacher_force(inputs, real, start.encode(views)).float()
+                wanted = logits.masked_fill(~self.get_buffer("known"), -torch.inf).softmax(dim=-1)
+            found = member.teacher_force(inputs, real, member.encode(views)).float()
+            divergence = F.cross_entropy(found, wanted, reduction="sum") - torch.special.entr(wanted).sum()
+            distances.append(distributed.mean(divergence, real.sum()))
+        return torch.stack(distances).sum()
 
 
 class Learner(nn.Module):
     """All trained modules in one. Its forward computes the losses of one step, so that an engine can wrap it."""
 
     def __init__(
-        self, model: Haav | Ensemble, contrast: MomentumContrast | None, objective: Objective, contrast_weight: float
+        self,
+        model: Haav | Ensemble,
+        contrast: MomentumContrast | None,
+        objective: Objective,
+        contrast_weight: float,
+        start: Start | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.contrast = model, contrast
+        self.model, self.contrast, self.start = model, contrast, start
         self.objective, self.contrast_weight = objective, contrast_weight
 
     def forward(self, step: StepInput) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -139,5 +176,9 @@ class Learner(nn.Module):
                     keys.append(contrast.keys[contrast.mask])
                 for name, value in losses.items():
                     named.setdefault(name, []).append(value.detach())
+        if self.start is not None and step.base is not None:
+            distance = self.start(self.model, step.base)
+            total.append(self.start.weight * distance)
+            named["distance"] = [distance.detach()]
         means = {name: torch.stack(values).mean() for name, values in named.items()}
         return {"loss": torch.stack(total).sum(), **means}, keys

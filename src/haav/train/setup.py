@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,15 +22,23 @@ from haav.data.toy import make_toy
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
 from haav.generate.build import build_rules
+from haav.inference.novelty import Novelty
 from haav.model.build import build_contrast, build_model, resolve
 from haav.model.contrast import MomentumContrast
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
-from haav.pretrained import load_pretrained
+from haav.pretrained import find_model
 from haav.store import Store
 from haav.store.shards import ShardStore, open_store
 from haav.text import Vocabulary
-from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
+from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, Start
+from haav.train.rehearsal import read_rehearsal, rehearse
+from haav.train.start import start_from
+
+ADDED = ("distinct", "xe_weight", "epoch_steps", "keep_weight")
+"""training settings that version 0.2.0 did not have; while they are 0, runs of that version can be resumed"""
+REHEARSAL = "rehearsal"
+"""folder of a run: base data from the text database of the model to start from"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,11 @@ class Setup:
     learner: Learner
     labelled: StoredPhotos
     unlabelled: StoredPhotos | None
+    base: StoredPhotos | None
+    """photos that the model to start from knows: it is kept near that model on these"""
     val: tuple[Photo, ...]
+    novelty: Novelty | None
+    """of the model to start from; it depends on views only, and is saved with the trained one"""
     store: Store | ShardStore
     fingerprint: str
     """hash of settings, words and photos; a checkpoint with another fingerprint is refused"""
@@ -52,7 +64,8 @@ class Setup:
 
     def close(self) -> None:
         """Close the stores. A process that trains many times would otherwise run out of file handles."""
-        for store in (self.store, *([self.unlabelled.store] if self.unlabelled is not None else [])):
+        further = [photos.store for photos in (self.unlabelled, self.base) if photos is not None]
+        for store in (self.store, *further):
             if isinstance(store, Store):
                 store.close()
 
@@ -62,8 +75,15 @@ class Setup:
         return replace(self.config, data=DataConfig())
 
 
-def prepare(config: Config, out: Path, init: str | Path | None = None, vocabulary: Vocabulary | None = None) -> Setup:
-    """`init` is a model directory to start from. `vocabulary` is that of a resumed run, whose config is complete."""
+def prepare(
+    config: Config,
+    out: Path,
+    init: str | Path | None = None,
+    vocabulary: Vocabulary | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Setup:
+    """`init` is a model directory to start from. `vocabulary` is that of a resumed run, whose config is complete.
+    `say` gets lines about words that are new."""
     data = config.data
     if data.dataset == "toy":
         if distributed.rank() == 0:
@@ -82,42 +102,50 @@ def prepare(config: Config, out: Path, init: str | Path | None = None, vocabular
         raise ConfigError(f"{data.dataset} has no training photo with a caption that {config.train.objective} can use.")
     store = open_store(store_path)
     torch.manual_seed(config.train.seed)
+    known_words = 0  # of a resumed run, it is in the checkpoint
     if vocabulary is not None:
         model = build_model(config.model)
     elif init is not None:
-        model, known, vocabulary = load_pretrained(init)
-        wanted = [name for name in data.views.split(",") if name]
-        if wanted and set(wanted) != set(known.model.views):
-            raise ConfigError(
-                f"{init} reads {', '.join(known.model.views)}, and training it further cannot change that to "
-                f"{', '.join(wanted)}.\n  Use --data.views {','.join(known.model.views)}, or leave --init out."
+        if config.train.keep_weight and not mixture.base and not rehearse(init, out / REHEARSAL):
+            say(
+                f"nothing keeps the model from forgetting: {init} has no text database.\n"
+                "  Start from a packed model (haav pack), or name data that it knows: --data.dataset MINE,KNOWN:base."
             )
-        config = _with_makers(replace(config, model=known.model, made_by=known.made_by | config.made_by), store)
-        model.requires_grad_(True)
+            config = _without_start(config)
+        novelty = Novelty.load(find_model(init))
+        if novelty is not None and distributed.rank() == 0:
+            novelty.save(out)
+        distributed.wait()
+        model, config, vocabulary, known_words = start_from(init, config, mixture, store, say)
+        config = _with_makers(config, store)
     else:
         vocabulary = Vocabulary.build(mixture.sentences, data.min_count)
-        config = _with_makers(_fit_to_data(config, store, vocabulary), store)
+        config = _without_start(_with_makers(_fit_to_data(config, store, vocabulary), store))
         model = build_model(config.model)
     contrast: MomentumContrast | None = None
     if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
         contrast = build_contrast(model.encoding, config.model, config.contrast)
     objective = _objective(config, vocabulary, mixture.references)
-    learner = Learner(model, contrast, objective, config.train.contrast_weight)
     views = tuple(config.model.views)
+    longest = config.decode.max_words - 1
+    base = _base(config, mixture, store, out, vocabulary)
+    start = None if base is None else Start(model, known_words, config.train.keep_weight)
+    learner = Learner(model, contrast, objective, config.train.contrast_weight, start)
     further = _unlabelled(config, mixture, store, views)
     if further is not None and contrast is None:
         raise ConfigError("photos without captions teach the contrastive loss only, and it is off: nothing to do.")
+    labelled = StoredPhotos(store, views, mixture.train, vocabulary, longest, config.made_by, mixture.weights)
     return Setup(
         config,
         vocabulary,
         learner,
-        StoredPhotos(
-            store, views, mixture.train, vocabulary, config.decode.max_words - 1, config.made_by, mixture.weights
-        ),
+        labelled,
         further,
+        base,
         mixture.val,
+        Novelty.load(out),
         store,
-        _fingerprint(config, vocabulary, mixture, further),
+        _fingerprint(config, vocabulary, mixture, further, base),
     )
 
 
@@ -157,6 +185,22 @@ def _objective(config: Config, vocabulary: Vocabulary, references: Mapping[str, 
     )
 
 
+def _without_start(config: Config) -> Config:
+    return replace(config, train=replace(config.train, keep_weight=0.0))
+
+
+def _base(
+    config: Config, mixture: Mixture, store: Store | ShardStore, out: Path, vocabulary: Vocabulary
+) -> StoredPhotos | None:
+    """Photos that the model to start from knows: those of the data sets, or captions of its text database"""
+    longest = config.decode.max_words - 1
+    if config.train.keep_weight and mixture.base:
+        return StoredPhotos(store, tuple(config.model.views), mixture.base, vocabulary, longest, config.made_by)
+    if mixture.base:
+        raise ConfigError("base data keeps a model from forgetting: it needs --init and --train.keep_weight above 0.")
+    return read_rehearsal(out / REHEARSAL, vocabulary, longest) if config.train.keep_weight else None
+
+
 def _unlabelled(
     config: Config, mixture: Mixture, store: Store | ShardStore, views: tuple[str, ...]
 ) -> StoredPhotos | None:
@@ -177,9 +221,18 @@ def _unlabelled(
     return StoredPhotos(store, views, photos, vocabulary=None, made_by=config.made_by)
 
 
-def _fingerprint(config: Config, vocabulary: Vocabulary, mixture: Mixture, further: StoredPhotos | None) -> str:
+def _fingerprint(
+    config: Config,
+    vocabulary: Vocabulary,
+    mixture: Mixture,
+    further: StoredPhotos | None,
+    base: StoredPhotos | None,
+) -> str:
     """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
+    for name in ADDED:
+        if not settings["train"][name]:
+            del settings["train"][name]
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
     facts: list[object] = [
         settings,
@@ -189,4 +242,6 @@ def _fingerprint(config: Config, vocabulary: Vocabulary, mixture: Mixture, furth
     ]
     if mixture.weights is not None:
         facts.append(mixture.weights)
+    if base is not None:
+        facts.append(base.ids)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

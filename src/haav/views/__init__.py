@@ -22,7 +22,7 @@ for _folder in ("embedded", "hub"):
     import_siblings(f"{__name__}.{_folder}", import_module(f"{__name__}.{_folder}").__path__)
 import_module(f"{__name__}.retrieval.text")
 
-DEFAULT_VIEWS = ("grid", "cells", "objects", "regions")
+DEFAULT_VIEWS = ("patches", "patch_regions")
 """the default of `haav extract`: views that need only the photos"""
 
 __all__ = [

@@ -28,8 +28,10 @@ from haav.types import Progress, quiet
 
 FORMAT = "haav-bridge-1"
 WEIGHTS, MANIFEST = "bridge.safetensors", "manifest.json"
-FEATURES = "regions"
+FEATURES = "patch_regions"
 """the view that bridges are trained on by default"""
+FIRST_FEATURES = "regions"
+"""the view of a bridge whose manifest names none: those of version 0.1"""
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ class CrossFitted:
                 bridge.load_state_dict(state)
                 bridges.append(bridge)
             folds, encoder = manifest["folds"], manifest["encoder"]
-            # Old manifests do not name the view. Those bridges were all trained on the default view.
-            view, made_by = str(manifest.get("view", FEATURES)), [str(name) for name in manifest.get("made_by", ())]
+            view = str(manifest.get("view", FIRST_FEATURES))
+            made_by = [str(name) for name in manifest.get("made_by", ())]
             cross_fitted = cls(config, bridges, folds, encoder, view, made_by, str(manifest.get("origin", "")))
             if cross_fitted.fingerprint != manifest["fingerprint"]:
                 raise ValueError("its fingerprint does not match")

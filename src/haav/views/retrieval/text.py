@@ -33,14 +33,14 @@ def nearest_texts(textdb: TextDatabase, queries: Tensor, photos: Sequence[str], 
     _, rows = textdb.search(queries.flatten(0, 1), per_crop, exclude_owner=owners)
     return [
         replace(
-            _text_view(textdb, nearest),
+            text_view(textdb, nearest),
             labels=tuple(textdb.entries[row].sentence for row in nearest.flatten().tolist()),
         )
         for nearest in rows.view(len(photos), crops, per_crop)
     ]
 
 
-def _text_view(textdb: TextDatabase, rows: Tensor) -> PhotoView:
+def text_view(textdb: TextDatabase, rows: Tensor) -> PhotoView:
     """rows (crops, per crop) of the nearest sentences → the view, without labels"""
     crops, per_crop = rows.shape
     positions = torch.arange(crops * per_crop)
@@ -116,7 +116,7 @@ class TextExtractor(Extractor):
 
     def trace(self, photo: PhotoBatch) -> TracedView:
         _, rows = self.textdb.search(self._queries(photo)[0], self.per_crop, backend="torch")
-        return TracedView(_text_view(self.textdb, rows), rows.flatten(), self.textdb.sentences)
+        return TracedView(text_view(self.textdb, rows), rows.flatten(), self.textdb.sentences)
 
     @cached_property
     def _regions(self) -> Extractor:
