@@ -22,7 +22,7 @@ from haav.pretrained import load_weights, save_pretrained
 from haav.text import SPECIAL, Vocabulary
 from haav.types import View, ViewSpec
 from haav.views import ExtractorOptions, build_extractor
-from haav.views.retrieval.bridge import FEATURES, Bridge, BridgeConfig, CrossFitted
+from haav.views.retrieval.bridge import FIRST_FEATURES, Bridge, BridgeConfig, CrossFitted
 from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def save_model(
 
 
 def save_text_model(
-    folder: Path, views: Sequence[str] = ("cells", "objects", "text_whole"), bridge_from: str = FEATURES
+    folder: Path, views: Sequence[str] = ("cells", "objects", "text_whole"), bridge_from: str = FIRST_FEATURES
 ) -> Path:
     """A model that reads sentences too; the bridge, from features of a view, and the text database lie beside it"""
     torch.manual_seed(0)

@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from haav import Captioner
 from haav.errors import CheckpointError, DataError
+from haav.inference.pack import pack
+from haav.pretrained import CHECKSUM, load_weights
 from haav.text import SPECIAL, Vocabulary
-from helpers import combinations, random_views, tiny_config, tiny_model
+from haav.views.retrieval.bridge import CrossFitted
+from haav.views.retrieval.textdb import TextDatabase
+from helpers import combinations, random_views, save_text_model, tiny_config, tiny_model
 
 FILES = ("config.json", "model.safetensors", "vocabulary.json")
 
@@ -61,6 +65,18 @@ def test_loading_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def metadata_without_checksum(path: Path) -> dict[str, str]:
+    """What haav 0.2 wrote into a file of weights"""
+    _, metadata = load_weights(path)
+    return {key: value for key, value in metadata.items() if key != CHECKSUM}
+
+
+def flip_a_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
 def broken(tmp_path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         Captioner.from_pretrained(tmp_path)
@@ -76,6 +92,39 @@ def test_a_missing_or_truncated_file_is_named(tmp_path: Path, file: str) -> None
         assert file in broken(tmp_path)
     (tmp_path / file).unlink()
     assert f"{file} is missing" in broken(tmp_path)
+
+
+def test_a_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
+    captioner().save_pretrained(tmp_path, torch.float16)
+    path = tmp_path / "model.safetensors"
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    for position in (header, (header + path.stat().st_size) // 2, path.stat().st_size - 1):
+        flip_a_bit(path, position)
+        assert "model.safetensors is damaged: its checksum does not match.\n  Copy" in broken(tmp_path)
+        flip_a_bit(path, position)
+    Captioner.from_pretrained(tmp_path)
+
+
+def test_a_packed_model_notices_a_flipped_bit_in_every_tensor_file(tmp_path: Path) -> None:
+    save_text_model(tmp_path / "trained", ("cells", "text_whole"))
+    parts = {"bridge": tmp_path / "trained" / "bridge", "textdb": tmp_path / "trained" / "textdb"}
+    pack(tmp_path / "trained" / "model", tmp_path / "packed", **parts)
+    load = {"packed": Captioner.from_pretrained, "bridge": CrossFitted.load, "textdb": TextDatabase.load}
+    files = {file.parent.name: file for file in (tmp_path / "packed").rglob("*.safetensors")}
+    assert files.keys() == load.keys()
+    for name, file in files.items():
+        load[name](file.parent)
+        flip_a_bit(file, file.stat().st_size - 1)
+        with pytest.raises((CheckpointError, DataError), match=f"{name}.* is damaged"):
+            load[name](file.parent)
+
+
+def test_a_model_saved_without_a_checksum_loads(tmp_path: Path) -> None:
+    tool, views = captioner(), random_views()
+    tool.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path), path, metadata_without_checksum(path))
+    assert Captioner.from_pretrained(tmp_path).caption_views(views) == tool.caption_views(views)
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
@@ -103,9 +152,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     del weights["decoder.output.weight"]
     weights["decoder.positions"] = torch.zeros(3, 16)
     weights["extra"] = torch.zeros(1)
-    with open(tmp_path / "model.safetensors", "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    save_file(weights, tmp_path / "model.safetensors", header["__metadata__"])
+    save_file(weights, tmp_path / "model.safetensors", metadata_without_checksum(tmp_path / "model.safetensors"))
     text = broken(tmp_path)
     assert "(3 tensors)" in text
     assert "'decoder.output.weight' is missing" in text

@@ -154,8 +154,8 @@ def test_several_makers_can_be_accepted_and_old_models_accept_any(world: Path, t
     assert json.loads((tmp_path / "2" / "config.json").read_text())["made_by"]["text_whole"] == list(both["text_whole"])
 
 
-def test_the_model_in_the_box_can_still_be_joined_and_packed(tmp_path: Path) -> None:
-    assert read_config("best").made_by == {}
+def test_the_model_in_the_box_knows_its_extractors_and_can_be_joined() -> None:
+    assert set(read_config("best").made_by) == set(haav.load().views)
     joined = Captioner.ensemble([haav.load(), haav.load()])
     assert joined.caption(SAMPLES / "cat.jpg", beam=1).text
 

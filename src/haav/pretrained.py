@@ -1,7 +1,8 @@
 """A model directory: `config.json`, `model.safetensors`, `vocabulary.json`. No pickle, no code.
 
 All files are written to temporary names and moved into place when all are complete, so a full disk leaves the old
-model intact. The weights file contains a fingerprint of the other two, so mixed files of different saves are detected.
+model intact. The weights file contains a fingerprint of the other two, so mixed files of different saves are detected,
+and a checksum of its tensors, so damage is detected.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from haav.text import Vocabulary
 
 FORMAT = "haav-1"
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.json"
+CHECKSUM = "tensors_sha256"
+"""key in the metadata of a weights file"""
 MAX_JSON_BYTES = 64_000_000
 
 
@@ -126,20 +129,36 @@ def _as(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _weights_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Writer:
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return lambda temporary: save_file(flat, temporary, {"format": FORMAT, **metadata})
+    stamped = {"format": FORMAT, **metadata, CHECKSUM: _checksum(flat)}
+    return lambda temporary: save_file(flat, temporary, stamped)
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
+    """Tensors and metadata of a safetensors file. Files of other programs and of haav up to 0.2 have no checksum."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = dict(file.metadata() or {})
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from None
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing.") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}.") from None
+    if CHECKSUM in metadata and metadata[CHECKSUM] != _checksum(tensors):
+        raise CheckpointError(
+            f"{path} is damaged: its checksum does not match.\n  Copy or download it again, or save the model again."
+        )
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values"""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, assign: bool = True) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,13 +11,15 @@ from haav.cli.main import main
 from haav.config import override
 from haav.data.annotations import Photo, load_dataset
 from haav.data.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
-from haav.errors import ConfigError, DataError
+from haav.errors import ConfigError, DataError, ImageError
+from haav.inference.caption_file import CaptionFile, MadeWith
 from haav.inference.captioner import Captioner
-from haav.inference.predict import calibrate, predict
+from haav.inference.predict import predict
+from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.pretrained import saved_dtype
 from haav.store import Store, ViewManifest
 from haav.text import SPECIAL, Vocabulary
-from haav.types import Caption, PhotoView, ViewSpec, Word
+from haav.types import Caption, PhotoView, ViewSpec
 from helpers import VIEWS, random_views, tiny_config, tiny_model
 
 WORDS = Vocabulary((*SPECIAL, "a", "the", *(f"w{number}" for number in range(6, 23))))
@@ -75,6 +76,61 @@ def test_missing_and_surplus_photos_are_errors_that_name_the_first() -> None:
         match(wrong, PHOTOS)
     assert f"1 of 4 photos have no caption (first: {PHOTOS[0].id})" in str(error.value)
     assert "1 captions are of photos that have no references (first: other.jpg)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("by", "names", "references"),
+    [
+        ("name", ["/photos/a/1.jpg", "/photos/b/2.jpg"], ["1.jpg", "val/2.jpg"]),
+        ("stem", ["/photos/000001.png", "2"], ["0001.jpg", "val2014/2.jpg"]),
+        ("id", ["/photos/COCO_val2014_000000000001.jpg", "000002.jpg"], ["1.jpg", "000000000002.jpg"]),
+    ],
+)
+def test_photos_are_matched_whatever_folders_endings_and_zeros_they_have(
+    by: str, names: list[str], references: list[str]
+) -> None:
+    photos = [Photo(name, "val") for name in references]
+    captions = dict(zip(names, ("one", "two"), strict=True))
+    expected = dict(zip(references, ("one", "two"), strict=True))
+    assert match(captions, photos, by) == expected
+    assert match(captions, photos) == expected, "found without being told"
+
+
+def test_a_scheme_that_confuses_photos_is_refused() -> None:
+    with pytest.raises(DataError, match="'a/1.jpg' and 'b/1.jpg' both match the photo '1.jpg'"):
+        match({"a/1.jpg": "x", "b/1.jpg": "y"}, [Photo("1.jpg", "val")], "name")
+    with pytest.raises(DataError, match="--match-by name does not tell all photos of the references apart"):
+        match({"1.jpg": "x"}, [Photo("a/1.jpg", "val"), Photo("b/1.jpg", "val")], "name")
+    with pytest.raises(ConfigError, match="unknown scheme 'nam'. Did you mean 'name'"):
+        match({}, [Photo("1.jpg", "val")], "nam")
+
+
+def test_what_haav_caption_writes_is_scored_and_failed_photos_are_left_out_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_with = MadeWith("model", "0123456789ab", {})
+    items = {name: PhotoItem(f"/photos/{name}", lambda: b"") for name in ("0001.jpg", "0002.jpg", "0003.jpg")}
+    good = {name: Caption("a dog runs", (), 0.0, 0.5) for name in ("0001.jpg", "0002.jpg")}
+    for name in ("first.jsonl", "named.json"):
+        with CaptionFile(tmp_path / name, made_with) as file:
+            file.add([CaptionedPhoto(items[photo], caption=caption) for photo, caption in good.items()])
+            file.add([CaptionedPhoto(items["0003.jpg"], error=ImageError("not a picture"))])
+    (tmp_path / "other.json").write_text(json.dumps({"1": "a dog", "2": "a cat", "3": "a man"}))
+    (tmp_path / "references.json").write_text(json.dumps({f"{n}.jpg": ["a dog runs", "a dog"] for n in (1, 2, 3)}))
+    for name in ("first.jsonl", "named.json"):
+        words = ["evaluate", "--predictions", str(tmp_path / name), "--skip", "METEOR,SPICE", "--json"]
+        words += ["--references", str(tmp_path / "references.json")]
+        assert main(words) == 1
+        shown = capsys.readouterr().err
+        assert "1 photos failed and have no caption (first: /photos/0003.jpg: not a picture)" in shown
+        assert "leave them out with --skip-failed" in shown
+        assert main([*words, "--skip-failed", "--compare", str(tmp_path / "other.json")]) == 0
+        shown = capsys.readouterr()
+        assert "left out: /photos/0003.jpg: not a picture" in shown.err
+        data = json.loads(shown.out)
+        assert (data["photos"], data["compare"]["photos"]) == (2, 2)
+        assert main([*words, "--skip-failed", "--match-by", "name"]) == 1
+        assert "3 of 3 photos have no caption" in capsys.readouterr().err
 
 
 def test_the_coco_server_gets_numbers(tmp_path: Path) -> None:
@@ -209,7 +265,8 @@ def test_predict_then_evaluate_by_command(world: dict[str, str], capsys: pytest.
         (["--split", "vall"], "unknown split 'vall'. Did you mean 'val'?"),
         (["--format", "cocoo"], "unknown format 'cocoo'. Did you mean 'coco'?"),
         (["--model.d_model", "12"], "'--model.d_model' cannot be changed after training"),
-        (["--decode.beem", "3"], "unknown setting"),
+        (["--decode.beem", "3"], "unknown setting '--decode.beem'. Did you mean '--decode.beam'?"),
+        (["--decode.samples", "0"], "'--decode.samples' must be at least 1, not 0"),
         (["--batch", "0"], "a batch has at least 1 photo, not 0"),
         (["--out", "no-such-folder/x.json"], "there is no folder no-such-folder"),
         (["--out", "."], ". is a folder; name a file"),
@@ -252,22 +309,6 @@ def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.Ca
     assert saved_dtype(world["all"]) == torch.float16, "a model that was packed stays small"
     assert run("calibrate", world["all"], *data, "--split", "test") == 1
     assert "never on test" in capsys.readouterr().err
-
-
-def test_calibration_counts_words_that_people_use() -> None:
-    """Every photo: one sure word that people use, one unsure that they do not. Fitted, the error nearly vanishes."""
-
-    def caption(*words: tuple[str, float]) -> Caption:
-        return Caption("", tuple(Word(text, 0, logprob, 0.0, None) for text, logprob in words), 0.0, 0.0)
-
-    photos = [Photo(str(n), "val", ("a man's dog",)) for n in range(40)]
-    captions: dict[str, Any] = {photo.id: caption(("man's", -0.9), ("cat", -1.5)) for photo in photos}
-    _, report = calibrate(captions, photos)
-    assert report["used by people"] == 0.5
-    assert report["words"] == 80
-    assert report["calibration error of the confidence"] < 0.05 < report["calibration error of the probabilities"]
-    with pytest.raises(DataError, match="nothing to calibrate on"):
-        calibrate(captions, [Photo("0", "val")])
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from haav.config import ConfidenceConfig, DecodeConfig
-from haav.errors import ConfigError
+from haav.errors import CheckpointError, ConfigError
 from haav.generate.beam import BeamSearch
 from haav.generate.build import build_rules
 from haav.generate.loop import generate
 from haav.inference.captioner import Captioner
-from haav.text import DANGLING, SPECIAL, Vocabulary
+from haav.text import DANGLING, SPECIAL, UNK, Vocabulary
 from haav.types import Caption, Word
 from helpers import random_views, tiny_config, tiny_model
 
@@ -159,7 +159,10 @@ def test_captioner_refuses_what_cannot_work() -> None:
         ({"max_words": 40}, "decode.max_words 40 is more than model.max_words 12"),
         ({"min_words": 8}, "decode.min_words 8 and an end token do not fit decode.max_words 8"),
         ({"baem": 3}, "unknown setting 'baem'. Did you mean 'beam'?"),
-        ({"n_best": 0}, "n_best must be at least 1"),
+        ({"beam": 100_000}, "'beam' must be at most 50, not 100000"),
+        ({"samples": 51}, "'samples' must be at most 50, not 51"),
+        ({"n_best": 51}, "n_best must be a whole number from 1 to 50, not 51"),
+        ({"n_best": 0}, "n_best must be a whole number from 1 to 50, not 0"),
         ({"must": ["w9"], "method": "sample"}, "need decode.method beam"),
         ({"must": ["w9x"]}, "does not know the word 'w9x'. Did you mean 'w9'?"),
         ({"must": ["<pad>"]}, "does not know the word '<pad>'"),
@@ -176,6 +179,16 @@ def test_captioner_refuses_what_cannot_work() -> None:
         assert message in str(error.value)
     with pytest.raises(ConfigError, match="the vocabulary has 5 words, the model 23"):
         Captioner(tool.model, tool.config, Vocabulary((*SPECIAL, "a")))
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_a_model_whose_scores_are_not_finite_is_named_and_the_rules_are_not_blamed(tmp_path: Path, method: str) -> None:
+    tool = captioner()
+    with torch.no_grad():
+        tool.model.members[0].decoder.output.weight[UNK] = math.nan  # a word that the rules forbid
+    tool.save_pretrained(tmp_path / "broken")
+    with pytest.raises(CheckpointError, match=r"scores of the model .*broken are not finite.*\n.*lower train.lr"):
+        Captioner.from_pretrained(tmp_path / "broken").caption_views(random_views(), method=method, samples=2)
 
 
 def test_a_notebook_shows_words_over_their_weights_and_runs_nothing() -> None:

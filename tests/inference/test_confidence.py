@@ -56,5 +56,5 @@ def test_expected_calibration_error_by_hand() -> None:
     # Two bins: 0.2, 0.4 with one of two used: |0.3 - 0.5| = 0.2; 0.9 twice, both used: 0.1. Mean: 0.15.
     error, bins = reliability([0.2, 0.4, 0.9, 0.9], [True, False, True, True], bins=2)
     assert error == pytest.approx(0.15)
-    assert [(part.words, part.used) for part in bins] == [(2, 0.5), (2, 1.0)]
+    assert [(part.count, part.used) for part in bins] == [(2, 0.5), (2, 1.0)]
     assert reliability([1.0], [True])[0] == 0

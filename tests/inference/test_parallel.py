@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from haav.inference import parallel
 from haav.inference.parallel import MOST, side_by_side
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -42,6 +43,13 @@ def test_an_endless_stream_is_taken_as_it_is_needed() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane")]
 
 
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine of the tests is"""
+    monkeypatch.setattr(parallel, "free_cores", lambda: 64)
+
+
+@pytest.mark.usefixtures("_quiet")
 def test_a_part_that_is_alone_has_all_threads() -> None:
     def work(part: int) -> tuple[str, int]:
         return threading.current_thread().name, torch.get_num_threads()
@@ -50,6 +58,24 @@ def test_a_part_that_is_alone_has_all_threads() -> None:
     assert list(side_by_side(work, [])) == []
     torch.set_num_threads(1)
     assert list(side_by_side(work, [0, 1])) == [(threading.current_thread().name, 1)] * 2
+
+
+def test_a_part_that_is_alone_leaves_busy_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(part: int) -> int:
+        return torch.get_num_threads()
+
+    for free, used in ((1, 1), (2, 2), (5, 2), (None, 2)):
+        monkeypatch.setattr(parallel, "free_cores", lambda free=free: free)
+        assert list(side_by_side(threads, [0])) == [used]
+        assert torch.get_num_threads() == 2
+
+    def fail(part: int) -> None:
+        raise ValueError("part")
+
+    monkeypatch.setattr(parallel, "free_cores", lambda: 1)
+    with pytest.raises(ValueError, match="part"):
+        list(side_by_side(fail, [0]))
+    assert torch.get_num_threads() == 2
 
 
 def test_an_error_comes_in_its_turn_and_ends_the_work() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ import haav
 from haav import pretrained
 from haav.cli.main import main
 from haav.config import DecodeConfig
-from haav.errors import CheckpointError, ConfigError, DataError, ImageError
+from haav.errors import CheckpointError, ConfigError, ImageError
 from haav.inference import stream
 from haav.inference.captioner import Captioner
 from haav.inference.pack import pack
@@ -89,14 +91,14 @@ def test_json_has_a_line_for_each_photo_and_bad_ones_stop_nobody(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["caption", str(folder), "nowhere.jpg", "--model", str(model), "--json", "--beam", "3", "--n-best", "2"]
-    assert main(words) == 1
+    assert main(words) == 3
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     by_name = {Path(row["image"]).name: row for row in rows}
     assert set(by_name) == {"a.jpg", "broken.jpg", "cat.png", "nowhere.jpg"}
     assert set(by_name["broken.jpg"]) == set(by_name["nowhere.jpg"]) == {"image", "error"}
     assert "does not exist" in by_name["nowhere.jpg"]["error"]
     good = by_name["cat.png"]
-    assert set(good) == {"image", "caption", "confidence", "words", "n_best"}
+    assert set(good) == {"image", "caption", "confidence", "unfamiliar", "words", "n_best"}
     assert len(good["n_best"]) == 1
     assert good["caption"].split() == [word["word"] for word in good["words"]]
     for word in good["words"]:
@@ -104,15 +106,98 @@ def test_json_has_a_line_for_each_photo_and_bad_ones_stop_nobody(
         assert sum(word["views"].values()) == pytest.approx(1, abs=1e-3)
 
 
-def test_text_shows_captions_with_a_legend_and_errors_apart(
+def test_people_see_captions_and_errors_apart_without_a_legend_of_colours_that_are_not_there(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["caption", str(folder / "*.jpg"), "--model", str(model)]) == 1
+    assert main(["caption", str(folder / "*.jpg"), "--model", str(model)]) == 3
     shown = capsys.readouterr()
     assert "a.jpg" in shown.out
     assert "% sure" in shown.out
-    assert "words by the view that each trusts most: cells objects" in shown.out
+    assert "words by the view" not in shown.out
     assert "broken.jpg" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "legend"),
+    [
+        (["a.jpg"], "words by the view that each trusts most: cells objects"),
+        (["a.jpg", "--views", "cells"], "words by the view that each trusts most: cells"),
+        (["a.jpg", "--quiet"], ""),
+        (["broken.jpg"], ""),
+    ],
+)
+def test_the_legend_names_the_views_in_use_after_the_captions(
+    model: Path,
+    folder: Path,
+    words: list[str],
+    legend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main(["caption", str(folder / words[0]), *words[1:], "--model", str(model), "--decode.min_words", "2"])
+    shown = capsys.readouterr().out
+    assert ("\x1b[" in shown) == (words[0] == "a.jpg")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()
+    assert [line for line in lines if line.startswith("words by")] == ([legend] if legend else [])
+    assert not legend or lines[-1] == legend
+
+
+def test_captions_can_be_plain_text_or_csv(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["caption", str(folder), "--model", str(model)]
+    assert main([*words, "--format", "json"]) == 3
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    good = [row for row in rows if "caption" in row]
+    assert main([*words, "--format", "text"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == "".join(f"{row['image']}\t{row['caption']}\n" for row in good)
+    assert "broken.jpg" in shown.err
+    assert main([*words, "--format", "csv"]) == 3
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["image"], row["caption"]) for row in table] == [(row["image"], row["caption"]) for row in good]
+    assert [float(row["confidence"]) for row in table] == [pytest.approx(row["confidence"], abs=1e-4) for row in good]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "xml"], "unknown format 'xml'"),
+        (["--format", "csv", "--json"], "give either --json or --format csv"),
+        (["--format", "csv", "--out", "c.csv"], "redirect the output: --format csv > FILE"),
+        (["--overwrite"], "--overwrite needs --out FILE"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["caption", "a.jpg", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_folders_inside_of_folders_are_left_out_if_asked_and_a_photo_is_one_by_any_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def names(*paths: str, recursive: bool = True) -> list[str]:
+        return [item.name for item in stream.find_items(paths, lambda most: b"", recursive)]
+
+    assert names(".") == ["a.jpg", "broken.jpg", "deep/cat.png"]
+    assert names(".", recursive=False) == ["a.jpg", "broken.jpg"]
+    assert names(str(folder), recursive=False) == [str(folder / name) for name in ("a.jpg", "broken.jpg")]
+    assert names("a.jpg", "./a.jpg", str(folder / "a.jpg"), "deep/../a.jpg") == ["a.jpg"]
+
+
+def test_a_seed_repeats_samples(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["caption", str(folder / "a.jpg"), "--model", str(model), "--format", "text", "--decode.method", "sample"]
+
+    def said(seed: str) -> str:
+        assert main([*words, "--decode.temperature", "5", "--seed", seed]) == 0
+        return capsys.readouterr().out
+
+    assert said("1") == said("1") != said("2")
 
 
 def test_standard_input_is_a_photo(
@@ -128,7 +213,7 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
 ) -> None:
     out = tmp_path / "captions.jsonl"
     words = ["caption", str(folder), "--model", str(model), "--out", str(out)]
-    assert main(words) == 1
+    assert main(words) == 3
     whole = out.read_text()
     first, *rest = whole.splitlines(keepends=True)
     out.write_text(first + rest[0][:20])  # cut off while writing the second line
@@ -140,33 +225,13 @@ def test_a_file_of_captions_goes_on_where_it_was_cut_off(
         return plain(tool, items, *rest)
 
     monkeypatch.setattr(Captioner, "stream", watched)
-    assert main(words) == 1
+    assert main(words) == 3
     assert json.loads(first)["image"] not in asked
     assert len(asked) == 2
     assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
     (folder / "broken.jpg").write_bytes((folder / "a.jpg").read_bytes())
     assert main(words) == 0, "what failed is tried again"
     assert "3 captions, 2 of them kept; 0 failed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "text", ["my diary\n", "my diary", '[{"image_id": 1}]', '{"a": 1}\n', '{"image": "a", "caption": "b"}']
-)
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, text: str) -> None:
-    out = tmp_path / "captions.jsonl"
-    out.write_text(text)
-    if text.startswith('{"image": '):
-        stream.CaptionFile(out)  # a line of ours that was cut off before its end
-        assert out.read_text() == ""
-        return
-    with pytest.raises(DataError, match="Name another file with --out"):
-        stream.CaptionFile(out)
-    assert out.read_text() == text
-
-
-def test_standard_input_is_another_photo_each_time(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_text('{"image": "-", "caption": "a"}\n{"image": "b", "caption": "b"}\n')
-    assert stream.CaptionFile(tmp_path / "c.jsonl").done == {"b"}
 
 
 def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
@@ -177,13 +242,22 @@ def test_names_that_are_no_text_and_places_that_cannot_be_read_stop_nobody(
     (folder / "torn.tar").write_bytes(b"no tar")
     out = tmp_path / "captions.jsonl"
     words = ["caption", str(folder), "x" * 5000, "--model", str(model)]
-    assert main([*words, "--out", str(out)]) == 1
+    assert main([*words, "--out", str(out)]) == 3
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {Path(row["image"]).name for row in rows if "caption" in row} == {"a.jpg", "cat.png", odd}
     assert any("torn.tar" in row.get("error", "") for row in rows)
-    assert main([*words, "--out", str(out)]) == 1
+    assert main([*words, "--out", str(out)]) == 3
     assert "3 captions, 3 of them kept" in capsys.readouterr().out
-    assert main(words) == 1
+    assert main(words) == 3
+
+
+def test_the_exit_code_tells_some_from_none(model: Path, folder: Path) -> None:
+    words = ["caption", "--model", str(model), "--json"]
+    assert main([*words, str(folder / "a.jpg")]) == 0
+    assert main([*words, str(folder / "a.jpg"), str(folder / "broken.jpg")]) == 3
+    assert main([*words, str(folder / "broken.jpg"), "nowhere.jpg"]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, str(folder), "--bean", "3"])
 
 
 def test_a_batch_is_as_large_as_was_asked_for(captioner: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +307,23 @@ def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, mo
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     monkeypatch.chdir(tmp_path / "here")
     assert pretrained.find_model("best") == shipped / "best"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--beam", "100000"], "'--beam' must be at most 50, not 100000"),
+        (["--decode.beam=51"], "'--decode.beam' must be at most 50, not 51"),
+        (["--n-best", "51"], "n_best must be a whole number from 1 to 50, not 51"),
+        (["--decode.bean", "3"], "unknown setting '--decode.bean'. Did you mean '--decode.beam'?"),
+        (["--beam", "2", "--n-best", "3"], "3 captions per photo need decode.beam of at least 3, not 2"),
+    ],
+)
+def test_settings_that_cannot_work_are_named_as_they_were_typed(
+    model: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["caption", "a.jpg", "--model", str(model), *words]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from haav.config import ConfidenceConfig
-from haav.inference.confidence import confidence
+from haav.config import ConfidenceConfig, DecodeConfig
+from haav.generate.consensus import Consensus, by_consensus
+from haav.inference.confidence import caption_confidence, confidence
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, Word
 
@@ -33,3 +35,29 @@ def build_caption(
     )
     mean = sum(word.confidence for word in words) / len(words) if words else 0.0
     return Caption(" ".join(texts), words, sum(logprobs), mean)
+
+
+def choose_captions(
+    captions: Sequence[Caption],
+    sentences: Sequence[str],
+    novelty: float | None,
+    n_best: int,
+    vocabulary: Vocabulary,
+    decode: DecodeConfig,
+    settings: ConfidenceConfig,
+) -> Caption:
+    """The best of the captions that a search found for one photo, with the next best in its `n_best`.
+
+    `sentences`: those retrieved for the photo, nearest first; `novelty`: of the photo, None if unknown
+    """
+    told = sentences[: decode.consensus_of]
+    agreements: list[float | None] = [None] * len(captions)
+    if told:
+        agreements = [*Consensus(vocabulary)([[word.text for word in caption.words] for caption in captions], told)]
+    unfamiliar = novelty is not None and 0 < settings.unfamiliar_above < novelty
+    judged = [
+        replace(caption, confidence=caption_confidence(caption, agreement, novelty, settings), unfamiliar=unfamiliar)
+        for caption, agreement in zip(captions, agreements, strict=True)
+    ]
+    best, *others = by_consensus(judged, agreements, decode)[:n_best]
+    return replace(best, n_best=tuple(others))

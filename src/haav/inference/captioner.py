@@ -14,11 +14,11 @@ from PIL import Image
 
 from haav.config import Config
 from haav.data.collate import collate
-from haav.errors import ConfigError, ImageError, unknown
+from haav.errors import CheckpointError, ConfigError, ImageError, unknown
 from haav.generate.build import build_rules, build_strategy, demanded, forbidden
-from haav.generate.consensus import by_consensus
 from haav.generate.loop import Generated, collapse_repeats, generate
-from haav.inference.caption import build_caption
+from haav.inference.caption import build_caption, choose_captions
+from haav.inference.novelty import Novelty, summarise
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
@@ -67,14 +67,21 @@ class Captioner:
         config: Config,
         vocabulary: Vocabulary,
         extractors: ViewExtractors | None = None,
+        novelty: Novelty | None = None,
     ) -> None:
-        """`extractors` compute views of photos. Without them, the captioner accepts views only."""
+        """`extractors` compute views of photos. Without them, the captioner accepts views only.
+
+        `novelty` tells pictures that are unlike the training photos. Without it, every picture is taken for typical.
+        """
         if len(vocabulary) != config.model.vocabulary_size:
             raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
         self.model = model.eval()
         self.config = config
         self.vocabulary = vocabulary
         self.extractors = extractors
+        self.novelty = novelty
+        self.name = "the model"
+        """what errors call it"""
         self.joined = False
         """True for an ensemble of several saved models, which no single config describes"""
 
@@ -100,7 +107,9 @@ class Captioner:
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, resolved.device)
         extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)
-        return cls(model, config, vocabulary, extractors)
+        captioner = cls(model, config, vocabulary, extractors, Novelty.load(directory))
+        captioner.name = f"the model {directory}"
+        return captioner
 
     @classmethod
     def ensemble(cls, captioners: Sequence[Captioner]) -> Captioner:
@@ -127,14 +136,15 @@ class Captioner:
         config = replace(first.config, model=model, decode=decode, made_by=made_by)
         parts = [captioner.extractors for captioner in captioners if captioner.extractors is not None]
         together = ViewExtractors.together(parts) if len(parts) == len(captioners) else None
-        joined = cls(Ensemble([captioner.model for captioner in captioners]), config, first.vocabulary, together)
+        network = Ensemble([captioner.model for captioner in captioners])
+        joined = cls(network, config, first.vocabulary, together, first.novelty)
         joined.joined = True
         return joined
 
     def with_config(self, config: Config) -> Captioner:
         """The same model with another config"""
-        changed = Captioner(self.model, config, self.vocabulary, self.extractors)
-        changed.joined = self.joined
+        changed = Captioner(self.model, config, self.vocabulary, self.extractors, self.novelty)
+        changed.name, changed.joined = self.name, self.joined
         return changed
 
     @property
@@ -146,6 +156,8 @@ class Captioner:
         if self.joined:
             raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
         save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
+        if self.novelty is not None:
+            self.novelty.save(Path(directory))
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a text, bytes and an array are iterable, and still one photo
@@ -287,26 +299,50 @@ class Captioner:
                 word = self.vocabulary.words[choices[0]]
                 raise ConfigError(f"'{word}' cannot be demanded and forbidden at once.")
         generator = None if resolved.seed is None else torch.Generator(self.device).manual_seed(resolved.seed)
-        sentences = _sentences(views, self.views) if decode.consensus else None
+        sentences = _sentences(views, self.views)
+        ranked = sentences is not None and decode.consensus > 0
         strategy = build_strategy(
-            decode, self.vocabulary, resolved.must, None if sentences else resolved.n_best, generator
+            decode, self.vocabulary, resolved.must, None if ranked else resolved.n_best, generator
         )
         rules = build_rules(decode, self.vocabulary, resolved.never)
         check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
             generated = generate(self.model, encoded, strategy, rules, decode.max_words)
+        if generated.logprobs.isnan().any():
+            raise CheckpointError(
+                f"the scores of {self.name} are not finite numbers.\n"
+                "  Its weights or views are damaged, or its training diverged. "
+                "Copy the model again, or train it again with a lower train.lr."
+            )
         names = encoded.names if isinstance(encoded, EncodedViews) else ()
         if decode.collapse_repeats:
             generated = collapse_repeats(generated)
         generated = generated.cpu()
-        captions = []
-        for photo in range(len(generated.tokens)):
-            possible = self._captions(generated, photo, names)
-            ranked = by_consensus(possible, sentences[photo] if sentences else (), self.vocabulary, decode)
-            best, *others = ranked[: resolved.n_best]
-            captions.append(replace(best, n_best=tuple(others)))
-        return captions
+        novelties = self._novelties(views, len(generated.tokens))
+        return [
+            choose_captions(
+                self._captions(generated, photo, names),
+                sentences[photo] if sentences else (),
+                novelties[photo],
+                resolved.n_best,
+                self.vocabulary,
+                decode,
+                self.config.confidence,
+            )
+            for photo in range(len(generated.tokens))
+        ]
+
+    def _novelties(self, views: Views, photos: int) -> list[float | None]:
+        view = views.get(self.novelty.view) if self.novelty is not None else None
+        if self.novelty is None or view is None:
+            return [None] * photos
+        mask, tokens = view.mask.cpu(), view.tokens.float().cpu().numpy()
+        boxes = None if view.boxes is None else view.boxes.float().cpu().numpy()
+        rows = [
+            (tokens[row][real], None if boxes is None else boxes[row][real]) for row, real in enumerate(mask.numpy())
+        ]
+        return [self.novelty(summarise(*row)) if len(row[0]) else None for row in rows]
 
     def _captions(self, generated: Generated, photo: int, names: tuple[str, ...]) -> list[Caption]:
         captions = (self._caption(generated, photo, rank, names) for rank in range(generated.tokens.shape[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from haav.config import Config, DecodeConfig, override
+from haav.config import MAX_CAPTIONS, Config, DecodeConfig, override
 from haav.errors import ConfigError, did_you_mean
 
 OptionValue = str | int | float | bool | Sequence[str] | None
@@ -57,8 +57,8 @@ class CaptionOptions:
             object.__setattr__(self, name, tuple(words))
         if self.views is not None:
             object.__setattr__(self, "views", (self.views,) if isinstance(self.views, str) else tuple(self.views))
-        if not isinstance(self.n_best, int) or self.n_best < 1:
-            raise ConfigError(f"n_best must be at least 1, not {self.n_best!r}.")
+        if not isinstance(self.n_best, int) or not 1 <= self.n_best <= MAX_CAPTIONS:
+            raise ConfigError(f"n_best must be a whole number from 1 to {MAX_CAPTIONS}, not {self.n_best!r}.")
 
     @classmethod
     def of(cls, base: CaptionOptions | None, settings: Mapping[str, OptionValue]) -> CaptionOptions:

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from haav.cpu import free_cores
+
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -26,15 +28,18 @@ MOST = 4
 def side_by_side(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
     """Yield `work(part)` for each part, in order. Only a few parts are read ahead, so `parts` may be endless.
 
-    There are as many lanes as torch has threads, but at most `MOST` and at most one per part. A single part uses all
-    threads.
+    There are as many lanes as torch has threads, but at most `MOST` and at most one per part. A single part uses as
+    many threads as there are free cores.
     """
     waiting = iter(parts)
     first = list(islice(waiting, min(_threads(), MOST)))
     waiting = chain(first, waiting)
     lanes = len(first)
     if lanes < 2:
-        yield from map(work, waiting)
+        for part in waiting:
+            with _free_threads():
+                result = work(part)
+            yield result
         return
     running: deque[Future[Result]] = deque()
     with _shared_out(lanes) as take_share, ThreadPoolExecutor(lanes, "lane", take_share) as pool:
@@ -56,6 +61,24 @@ _before: list[int] = []
 def _threads() -> int:
     with _lock:
         return _before[0] if _before else torch.get_num_threads()
+
+
+@contextmanager
+def _free_threads() -> Iterator[None]:
+    """Use no more threads than there are free cores.
+
+    Threads wait for each other after each operation. One without a core makes all of them wait for its turn.
+    """
+    with _lock:
+        threads = _before[0] if _before else torch.get_num_threads()
+        _before.append(threads)
+    try:
+        torch.set_num_threads(min(threads, free_cores() or threads))
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        with _lock:
+            _before.pop()
 
 
 @contextmanager

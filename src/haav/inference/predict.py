@@ -1,19 +1,15 @@
-"""Run a model over stored views: captions for scoring, and calibration of their confidence."""
+"""Run a model over stored views, and baselines that only retrieve sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 from torch.nn import functional as F
 
-from haav.config import ConfidenceConfig
 from haav.data.annotations import Photo
 from haav.data.loader import ShuffledBatches, StoredPhotos, build_loader
 from haav.errors import ConfigError, DataError, unknown
-from haav.evaluate.ptb import tokenize
 from haav.inference.captioner import Captioner
-from haav.inference.confidence import confidences, fit, reliability
 from haav.inference.options import CaptionOptions
 from haav.store import Store
 from haav.store.shards import ShardStore
@@ -74,28 +70,3 @@ def retrieved(store: Store | ShardStore, photos: Sequence[Photo], baseline: str)
             raise DataError(f"{store.path} has no sentences of {photo.id}: its {name} was imported without them.")
         alike = F.normalize(view.tokens.float(), dim=1) @ F.normalize(view.tokens.float(), dim=1).T
         yield photo.id, view.labels[0 if baseline == "nearest" else int(alike.sum(dim=1).argmax())]
-
-
-def calibrate(captions: Mapping[str, Caption], photos: Sequence[Photo]) -> tuple[ConfidenceConfig, dict[str, float]]:
-    """Fit confidence to whether people used the word for the same photo. The error is measured on held-out photos."""
-    words: list[tuple[int, float, bool]] = []
-    for index, photo in enumerate(photos):
-        used = {token for text in photo.captions for token in tokenize(text)}
-        if used:
-            said = captions[photo.id].words
-            known = [(word.logprob, tokenize(word.text)) for word in said]
-            words += [(index % 2, logprob, used.issuperset(tokens)) for logprob, tokens in known if tokens]
-    if not words:
-        raise DataError("nothing to calibrate on: no photo has both a caption and references.")
-    half, logprobs, hits = (np.array(column) for column in zip(*words, strict=True))
-    if len(set(half.tolist())) < 2:
-        raise DataError("calibration fits on some photos and tests on others: it needs at least two with references.")
-    held_out = np.zeros(len(words))
-    for fold in (0, 1):
-        held_out[half == fold] = confidences(logprobs[half == fold], fit(logprobs[half != fold], hits[half != fold]))
-    return fit(logprobs, hits), {
-        "words": len(words),
-        "used by people": float(hits.mean()),
-        "calibration error of the probabilities": reliability(np.exp(logprobs), hits)[0],
-        "calibration error of the confidence": reliability(held_out, hits)[0],
-    }

@@ -1,0 +1,93 @@
+"""How unlike the training photos a picture is, by the part of its features that their main directions miss.
+
+Principal components of the training photos reconstruct a new photo well and a blank page, noise or a chart badly. The
+error is standardised on val: 0 is typical, 1 is one standard deviation more. It needs no torch: `haav.export.portable`
+uses it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from haav.errors import CheckpointError
+from haav.files import write_atomically
+
+FILE = "novelty.safetensors"
+COMPONENTS = 256
+
+Floats = NDArray[np.float32]
+
+
+def summarise(tokens: Floats, boxes: Floats | None) -> Floats:
+    """One vector (D,) of a view: the tokens whose box is the whole photo, such as CLIP's class token, else the mean."""
+    if boxes is not None and len(boxes):
+        whole = (boxes == np.array([0, 0, 1, 1], boxes.dtype)).all(axis=1)
+        if whole.any():
+            tokens = tokens[whole]
+    mean: Floats = tokens.astype(np.float32).mean(axis=0)
+    return mean
+
+
+@dataclass(frozen=True)
+class Novelty:
+    view: str
+    """name of the view that is compared"""
+    mean: Floats
+    scale: Floats
+    components: Floats
+    """(K, D) orthonormal directions of the standardised training photos"""
+    typical: float
+    spread: float
+    """mean and standard deviation of the error on val"""
+
+    @classmethod
+    def fit(cls, view: str, train: Floats, val: Floats, components: int = COMPONENTS) -> Novelty:
+        """`train`, `val`: summaries (N, D) of photos"""
+        mean, scale = train.mean(axis=0), train.std(axis=0) + 1e-6
+        _, _, directions = np.linalg.svd((train - mean) / scale, full_matrices=False)
+        # Half of the directions at most: something must be left over to be missed.
+        kept = directions[: min(components, train.shape[1] // 2, len(train) // 2)]
+        raw = cls(view, mean, scale, kept, 0.0, 1.0)
+        errors = np.array([raw(summary) for summary in val])
+        return cls(view, mean, scale, kept, float(errors.mean()), float(errors.std()) + 1e-6)
+
+    def __call__(self, summary: Floats) -> float:
+        """The novelty of a photo from its summary (D,)."""
+        x = (summary - self.mean) / self.scale
+        missed = x - self.components.T @ (self.components @ x)
+        return (float(np.sqrt((missed**2).mean())) - self.typical) / self.spread
+
+    def save(self, directory: Path) -> None:
+        arrays: dict[str, NDArray[Any]] = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "components": self.components.astype(np.float16),
+        }
+        numbers = {"typical": repr(self.typical), "spread": repr(self.spread)}
+        write_atomically(directory / FILE, lambda path: save_file(arrays, path, {"view": self.view, **numbers}))
+
+    @classmethod
+    def load(cls, directory: Path) -> Novelty | None:
+        """The one of a model directory, if it has one."""
+        path = directory / FILE
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata()
+                mean, scale, components = (
+                    file.get_tensor(name).astype(np.float32) for name in ("mean", "scale", "components")
+                )
+            if not mean.shape == scale.shape == components.shape[1:]:
+                raise ValueError(f"shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
+            typical, spread = float(metadata["typical"]), float(metadata["spread"])
+            return cls(metadata["view"], mean, scale, components, typical, spread)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}.\n  Make it again with: haav calibrate") from None
