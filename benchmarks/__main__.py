@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.busy import busy
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
 from benchmarks.int8 import int8
@@ -149,6 +150,7 @@ BENCHMARKS = {
     "int8": int8,
     "towers": towers,
     "photos": photos,
+    "busy": busy,
     "others": others,
 }
 

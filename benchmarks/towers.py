@@ -23,7 +23,7 @@ TOWERS = {"CLIP ViT-B/16": clip.load_clip, "DINOv2 ViT-S/14": dinov2.load_dinov2
 
 
 def towers() -> dict[str, Any]:
-    found: dict[str, Any] = {"what": "five sample photos; one photo at a time, and eight in a batch"}
+    found: dict[str, Any] = {"what": "the sample photos; one photo at a time, and eight in a batch"}
     for name in TOWERS:
         for precision in PRECISIONS:
             words = [sys.executable, "-m", "benchmarks.towers", name, precision]

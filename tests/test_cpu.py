@@ -1,6 +1,12 @@
-"""Precisions that the processor cannot compute in are refused, not died of."""
+"""Precisions that the processor cannot compute in are refused, not died of. Busy cores are noticed."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +28,23 @@ def test_bfloat16_is_refused_where_a_product_ends_the_process(monkeypatch: pytes
 def test_bfloat16_is_accepted_where_a_product_is_right() -> None:
     cpu.check_bfloat16()  # without AMX: tests/conftest.py
     assert cpu._bfloat16_status() == 0
+
+
+def test_processes_that_want_a_core_leave_fewer_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cores = os.cpu_count() or 1
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
+    try:
+        time.sleep(0.5)  # until they have started
+        assert min(cpu.free_cores() or 0 for _ in range(20)) == 1
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    monkeypatch.setattr(cpu, "LOAD", tmp_path / "loadavg")
+    assert cpu.free_cores() is None, "a system without such a file"
+    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 1/120 7\n")
+    assert cpu.free_cores() == cores
+    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 0/0 0\n")
+    assert cpu.free_cores() == cores, "a sandbox that counts nothing"
+    (tmp_path / "loadavg").write_text("")
+    assert cpu.free_cores() is None

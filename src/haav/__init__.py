@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,18 @@ _HOME = {
     "HaavError": "haav.errors",
 }
 
+# OpenMP's threads spin for long while they wait for each other. On a busy machine, a caption took up to minutes
+# (docs/explanation/performance.md). The variables are read when torch is first imported. A user's choice is kept.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 
 def __getattr__(name: str) -> Any:
     """Import public names lazily, so that `haav --help` does not import torch."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'haav' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

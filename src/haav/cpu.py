@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import torch
 
 from haav.errors import ConfigError
 
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a).sum() == 64**3"
+LOAD = Path("/proc/loadavg")
+"""its fourth field begins with the number of threads on this machine that run or wait for a core"""
 
 
 def has_vnni() -> bool:
@@ -22,6 +26,15 @@ def has_vnni() -> bool:
 def has_fbgemm() -> bool:
     """Whether PyTorch has its 8-bit kernels for x86 without VNNI"""
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_dynamic")
+
+
+def free_cores() -> int | None:
+    """Cores that nothing but this thread wants at this moment, at least 1. None where the system does not tell."""
+    try:
+        runnable = int(LOAD.read_text(encoding="ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(1, (os.cpu_count() or 1) - max(runnable - 1, 0))  # this thread is one of those that run
 
 
 def check_bfloat16() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
 import typing
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from haav import Captioner, __version__
 from haav.cli import output
 from haav.cli.main import VERBS, main
+from haav.config import DecodeConfig, load
 from haav.inference.convert import convert
 from haav.text import SPECIAL
-from helpers import ROOT
+from helpers import ROOT, save_model
 
 GOLDEN = ROOT / "tests" / "golden" / "release.safetensors"
 
@@ -201,15 +202,6 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
     assert lines[-1] == f"haav {__version__}"
 
 
-def test_threads_do_not_wait_awake_for_long_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    main(["describe", "--preset", "nowhere"])
-    assert os.environ["GOMP_SPINCOUNT"] == "10000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    main(["describe", "--preset", "nowhere"])
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
-
-
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
 def test_help_reads_as_it_was_written(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -231,6 +223,41 @@ def test_a_log_tells_the_rate_of_what_was_done_since_it_began(
     assert lines == ["431 of 1,000 steps, 1.0/s, 9 min left", "521 of 1,000 steps, 2.0/s, 4 min left"]
 
 
+def test_a_log_tells_no_rate_that_means_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(*updates: tuple[float, int]) -> list[str]:
+        clock = iter([0.0, *(now for now, _ in updates)])
+        monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with output.progress("photos") as bar:
+            for _, done in updates:
+                bar(done, 5)
+        return capsys.readouterr().err.splitlines()
+
+    assert lines((0.0, 5)) == ["5 of 5 photos"], "all of them were there"
+    assert lines((0.0, 0), (0.002, 5)) == ["5 of 5 photos"], "all of them failed"
+    assert lines((0.0, 3), (4.0, 4), (4.0, 5)) == ["5 of 5 photos, 0.5/s"], "a batch arrives at once"
+
+
+def test_names_of_views_are_whole_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    numbers = ("clean", "disturbed", "mean", "low", "high", "effect", "photos_that_drop", "steps_that_drop")
+    row = {"photos": 1000, **dict.fromkeys(numbers, -0.123)}
+    views = ("text_whole", "text_five", "patch_objects")
+    for study, changes in (
+        ("noise", {name: {"shares": {"0.5": row}} for name in views}),
+        ("mask", {name: {"at the word": row, "at other words": row} for name in views}),
+    ):
+        output.print_control(study, changes)
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= 80
+        assert all(name in shown for name in views)
+        assert "-12.3" in shown
+        assert "…" not in shown.replace("-12.3 …", "")
+
+
 def test_a_photo_without_a_command_is_told_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = tmp_path / "cat.jpg"
     photo.touch()
@@ -246,6 +273,70 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
     for verb in VERBS:
         assert sum(line.startswith(f"  {verb} ") for line in lines) == 1
     assert lines.index("captions:") < lines.index("data:") < lines.index("training:")
+
+
+def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    return capsys.readouterr().out
+
+
+def test_help_lists_recipes_presets_grids_and_decode_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, names in (
+        ("train", load.recipe_names()),
+        ("describe", load.preset_names()),
+        ("ablate", load.grid_names()),
+    ):
+        lines = help_of(verb, capsys).splitlines()
+        for name in names:
+            assert sum(re.match(rf"  {name} +\w", line) is not None for line in lines) == 1, (verb, name)
+    for verb in ("caption", "explain", "predict", "serve", "bench"):
+        shown = help_of(verb, capsys)
+        for field in fields(DecodeConfig):
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            assert f"  --decode.{field.name} {default}" in shown, verb
+            assert field.metadata["doc"] in " ".join(shown.split()), verb
+    assert "--decode" not in help_of("train", capsys)
+    assert max(map(len, help_of("caption", capsys).splitlines())) <= 80
+
+
+def test_a_saved_model_is_described(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    home = save_model(tmp_path / "model")
+    code, out, _ = run(capsys, "describe", str(home), "--json")
+    data = json.loads(out)
+    parameters = sum(tensor.numel() for tensor in Captioner.from_pretrained(home).model.parameters())
+    assert (code, data["inference_parameters"]) == (0, parameters)
+    assert list(data["views"]) == ["cells", "objects"]
+    assert data["decode"]["max_words"] == 8
+    code, out, _ = run(capsys, "describe", str(home))
+    assert "decode: max_words 8" in out
+    for flags in (["--preset", "paper"], ["--model.d_model", "12"]):
+        code, _, err = run(capsys, "describe", str(home), *flags)
+        assert (code, "give either a model or settings" in err) == (1, True)
+
+
+def test_what_is_there_is_not_overwritten_unless_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    home = tmp_path / "m"
+    assert run(capsys, "convert", str(GOLDEN), str(home))[0] == 0
+    (home / "config.json").write_text("mine")
+    code, _, err = run(capsys, "convert", str(GOLDEN), str(home))
+    assert (code, f"{home}/config.json exists" in err, "--overwrite" in err) == (1, True, True)
+    assert (home / "config.json").read_text() == "mine"
+    assert run(capsys, "convert", str(GOLDEN), str(home), "--overwrite")[0] == 0
+    assert (home / "config.json").read_text() != "mine"
+    (home / "manifest.json").write_text("mine")
+    code, _, err = run(capsys, "textdb", "--out", str(home), "--text", "nowhere.txt")
+    assert (code, f"{home}/manifest.json exists" in err) == (1, True)
+    code, _, err = run(capsys, "textdb", "--out", str(home), "--text", "nowhere.txt", "--overwrite")
+    assert (code, "nowhere.txt" in err) == (1, True)
+
+
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    _, _, rest = capsys.readouterr().out.partition("exit codes:\n")
+    codes = [line.split()[0] for line in rest.partition("\n\n")[0].splitlines()]
+    assert codes == ["0", "1", "2", "3", "130"]
 
 
 def test_a_command_is_called_by_its_own_name_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:

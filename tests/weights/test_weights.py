@@ -485,7 +485,7 @@ def test_every_view_runs_on_weights_of_the_table() -> None:
         assert set(extractors.get(name).weights) <= set(ARTEFACTS), name
     assert weights_of(["cells", "objects"]) == ("efficientnet-lite2", "yolov4-tiny")
     bridge = str(find_model("best") / "bridge")
-    assert weights_of(["text_whole"], ExtractorOptions(bridge=bridge)) == ("efficientnet-lite2", "yolov4-tiny")
+    assert weights_of(["text_whole"], ExtractorOptions(bridge=bridge)) == ("clip-vit-b16",)
     assert weights_of(["grid", "not_installed"]) == ("efficientnet-lite2",)
 
 

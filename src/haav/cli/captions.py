@@ -1,8 +1,10 @@
-"""Commands that caption and explain photos: caption, explain, serve."""
+"""Commands that caption and explain photos: caption, explain."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,28 +16,39 @@ from haav.cli.common import (
     Photos,
     Precision,
     Views,
+    exit_code,
     fetch_weights_of,
     listed,
     load_captioner,
 )
-from haav.errors import ConfigError
+from haav.errors import ConfigError, printable, unknown
 
 if TYPE_CHECKING:
     from haav.inference.captioner import Captioner
     from haav.inference.options import CaptionOptions
 
 
+FORMATS = ("text", "csv", "json")
+
+
 def caption(
     paths: Photos,
     *,
     model: Models = "best",
-    json: Annotated[bool, "print one line of JSON per photo"] = False,
+    format: Annotated[
+        str | None, "output: text (name, tab, caption), csv or json lines (default: in colours, for people)"
+    ] = None,
+    json: Annotated[bool, "same as --format json"] = False,
     beam: Annotated[int | None, "beam width; wider is slower and slightly better (default: the model's)"] = None,
     n_best: Annotated[int, "number of captions per photo"] = 1,
     views: Views = "",
     must: Annotated[str, "words that captions must contain, comma-separated; a|b for either"] = "",
     never: Annotated[str, "words that captions must not contain, comma-separated"] = "",
+    seed: Annotated[int | None, "random seed of --decode.method sample"] = None,
     out: Annotated[str | None, "file for the lines of JSON; an interrupted run is resumed"] = None,
+    overwrite: Annotated[bool, "replace the file --out instead of resuming it"] = False,
+    no_recursive: Annotated[bool, "leave out folders inside of folders"] = False,
+    quiet: Annotated[bool, "print captions and failures only: no progress, legend or summary"] = False,
     batch: Annotated[int, "photos per batch"] = 8,
     explain: Annotated[str | None, "folder for explanations, as written by `haav explain`"] = None,
     device: Device = "cpu",
@@ -45,47 +58,75 @@ def caption(
     """Caption photos. Each word has the colour of the view with the largest weight."""
     from haav.cli import output
     from haav.inference import stream
+    from haav.inference.caption_file import CaptionFile, MadeWith
     from haav.studies.explain import Pages, weighing
 
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
-    captioner = load_captioner(model, overrides, device, precision)
-    options = _options(captioner, views, beam, n_best, must, never)
+    form = _form(format, json, out)
+    if overwrite and out is None:
+        raise ConfigError("--overwrite needs --out FILE.")
+    captioner = load_captioner(model, overrides, device, precision, beam)
+    options = _options(captioner, views, n_best, must, never, seed, widen=beam is None)
     if explain:
         weighing(captioner)
-    items = stream.find_items(paths, sys.stdin.buffer.read)
-    file = stream.CaptionFile(out) if out else None
-    fetch_weights_of(captioner, options.views)
+    note = output.note if not quiet else lambda text: None
+    items = stream.find_items(paths, sys.stdin.buffer.read, not no_recursive, note)
     pages = Pages(Path(explain)) if explain else None
-    todo = [item for item in items if file is None or item.name not in file.done]
-    mode = "file" if file is not None else "json" if json else "text"
-    there, failed, waiting = len(items) - len(todo), 0, []
-    with output.captions(len(items), captioner.views, mode) as show:
-        for done, photo in enumerate(captioner.stream(todo, options, batch), 1):
-            if pages is not None and photo.caption is not None:
-                pages.add(captioner, photo, options)
-            failed += photo.caption is None
-            waiting.append(photo)
-            if file is not None and (done % batch == 0 or done == len(todo)):
-                file.add(waiting)
-            if done % batch == 0:
-                waiting = []
-            show(there + done, photo)
-    if file is not None:
-        print(f"{out}: {len(items) - failed:,} captions, {there:,} of them kept; {failed} failed.")
-    return 1 if failed else 0
+    made_with = MadeWith.of(listed(model), options, captioner.config, precision) if out else None
+    with CaptionFile(out, made_with, overwrite) if out and made_with else nullcontext() as file:
+        todo = [item for item in items if file is None or item.name not in file]
+        fetch_weights_of(captioner, options.views, quiet)
+        kept, failed, waiting = len(items) - len(todo), 0, []
+        with output.captions(len(items), kept, captioner.views, form, quiet) as show:
+            for done, photo in enumerate(captioner.stream(todo, options, batch), 1):
+                if pages is not None and photo.caption is not None:
+                    pages.add(captioner, photo, options)
+                failed += photo.caption is None
+                waiting.append(photo)
+                if file is not None and (done % batch == 0 or done == len(todo)):
+                    file.add(waiting)
+                if done % batch == 0:
+                    waiting = []
+                show(photo)
+    if file is not None and not quiet:
+        print(f"{out}: {len(items) - failed:,} captions, {kept:,} of them kept; {failed} failed.")
+    return exit_code(len(items) - failed, failed)
+
+
+def _form(format: str | None, json: bool, out: str | None) -> str:
+    """How captions are shown: a format, "colours" for people, or "file" if they are not shown"""
+    if format is not None and format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    if json and format not in (None, "json"):
+        raise ConfigError(f"give either --json or --format {format}.")
+    if out is not None:
+        if format in ("text", "csv"):
+            raise ConfigError(
+                f"--out writes lines of JSON. For {format}, redirect the output: --format {format} > FILE"
+            )
+        return "file"
+    return "json" if json else format or "colours"
 
 
 def _options(
-    captioner: Captioner, views: str, beam: int | None = None, n_best: int = 1, must: str = "", never: str = ""
+    captioner: Captioner,
+    views: str,
+    n_best: int = 1,
+    must: str = "",
+    never: str = "",
+    seed: int | None = None,
+    widen: bool = True,
 ) -> CaptionOptions:
-    """Options of a command. The default beam is widened to `n_best` if necessary."""
+    """Options of a command. With `widen`, the beam is widened to `n_best` if necessary."""
     from haav.inference.options import CaptionOptions
 
     decode = captioner.config.decode
-    if beam is None and decode.method == "beam":
-        beam = max(n_best, decode.beam)
-    return CaptionOptions(n_best, tuple(listed(views)) or None, tuple(listed(must)), tuple(listed(never)), beam=beam)
+    options = CaptionOptions(n_best, tuple(listed(views)) or None, tuple(listed(must)), tuple(listed(never)), seed)
+    if widen and decode.method == "beam" and decode.beam < n_best:
+        options = replace(options, beam=n_best)
+    options.decode(captioner.config)  # reports what cannot work before the work begins
+    return options
 
 
 def explain(
@@ -106,37 +147,15 @@ def explain(
     captioner = load_captioner(model, overrides, device, precision)
     weighing(captioner)
     options = _options(captioner, views)
-    items = stream.find_items(paths, sys.stdin.buffer.read)
+    items = stream.find_items(paths, sys.stdin.buffer.read, note=output.note)
     pages, failed = Pages(Path(out)), 0
     fetch_weights_of(captioner, options.views)
     with output.progress("photos") as progress:
         for done, photo in enumerate(captioner.stream(items, options), 1):
             if photo.error is None:
-                print(pages.add(captioner, photo, options))
+                print(printable(str(pages.add(captioner, photo, options))))
             else:
                 failed += 1
-                print(f"{output.printable(photo.name)}: {photo.error}", file=sys.stderr)
+                print(output.failure(photo), file=sys.stderr)
             progress(done, len(items))
-    return 1 if failed else 0
-
-
-def serve(
-    *,
-    host: Annotated[str, "address to listen on; 0.0.0.0 accepts other machines"] = "127.0.0.1",
-    port: Annotated[int, "port to listen on"] = 8000,
-    model: Model = "best",
-    device: Device = "cpu",
-    precision: Precision = None,
-    overrides: Overrides | None = None,
-) -> int:
-    """Serve a web page and an HTTP API (POST /v1/caption). Ctrl-C stops it."""
-    try:
-        from haav.web import server
-    except ImportError:
-        raise ConfigError('haav serve needs fastapi and uvicorn.\n  pip install "haav[web]"') from None
-
-    with server.bind(host, port) as bound:
-        captioner = load_captioner(model, overrides, device, precision)
-        fetch_weights_of(captioner)
-        server.run(captioner, bound, name=Path(model).name)
-    return 0
+    return exit_code(len(items) - failed, failed)

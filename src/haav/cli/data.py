@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 from haav import weights
-from haav.cli.common import Device, Json, Seed, fetch_weights, listed, print_json
-from haav.errors import ConfigError, unknown
+from haav.cli.common import Device, Json, Seed, check_unused, exit_code, fetch_weights, listed, print_json
+from haav.errors import ConfigError, DataError, printable, unknown
 from haav.provenance import MadeBy
 
 
 def extract(
     *,
-    images: Annotated[str, "folder, .tar file or .txt list of paths; several, comma-separated"],
+    images: Annotated[str, "folder, .tar file or list of paths (.txt or @FILE); several, comma-separated"],
     store: Annotated[str, "view store to write to; created if missing"],
-    views: Annotated[str | None, "views to extract, comma-separated (default: grid,cells,objects,regions)"] = None,
+    views: Annotated[str | None, "views to extract, comma-separated (default: patches,patch_regions)"] = None,
     model: Annotated[str | None, "model whose views to extract, with its bridge and text database"] = None,
     bridge: Annotated[str | None, "text views: directory written by haav bridge"] = None,
     textdb: Annotated[str | None, "text views: directory written by haav textdb"] = None,
@@ -45,15 +45,16 @@ def extract(
         views, made_by = views or ",".join(config.model.views), config.made_by
         options = with_own_texts(options, home)
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
-    refs = sources.find_photos(images.split(","))
+    refs = sources.find_photos(images.split(","), output.note)
     fetch_weights(weights.find(name) for name in weights_of(chosen, options))
     with output.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     counts = f"{summary.photos:,} photos extracted, {summary.skipped:,} already stored, {len(summary.failures)} failed"
     print(f"{store}: {counts}.")
     if summary.failures:
-        print(f"{store}/{extract.FAILURES} lists them; the first: {summary.failures[0].error}", file=sys.stderr)
-    return 1 if summary.failures else 0
+        first = printable(summary.failures[0].error, lines=True)
+        print(f"{store}/{extract.FAILURES} lists them; the first: {first}", file=sys.stderr)
+    return exit_code(summary.photos + summary.skipped, len(summary.failures))
 
 
 def views() -> int:
@@ -88,8 +89,8 @@ def import_features(
     counts = f"{summary.photos:,} photos imported, {summary.skipped:,} already stored, {len(summary.failures)} failed"
     print(f"{store}: {counts}.")
     for failure in summary.failures[:10]:
-        print(f"{failure.image}: {failure.error}", file=sys.stderr)
-    return 1 if summary.failures else 0
+        print(f"{printable(failure.image)}: {printable(failure.error, lines=True)}", file=sys.stderr)
+    return exit_code(summary.photos + summary.skipped, len(summary.failures))
 
 
 def store(
@@ -121,7 +122,7 @@ def store(
         elif action == "verify":
             faults = [(name, photo, fault) for name in chosen for photo, fault in opened.verify(name) if fault]
             for name, photo, fault in faults[:20]:
-                print(f"{name} {photo}: {fault}")
+                print(f"{name} {printable(photo)}: {printable(fault, lines=True)}")
             print(f"{path}: {sum(opened.count(name) for name in chosen):,} records, {len(faults)} damaged.")
             return 1 if faults else 0
         else:
@@ -136,7 +137,7 @@ def dataset(
     images: Annotated[str | None, "folder, tar or list of the photos, to find missing and duplicate ones"] = None,
     json: Json = False,
 ) -> int:
-    """Count the photos and captions of a data set. Photos shared between splits are an error."""
+    """Count the photos and captions of a data set. It fails without captions, or if splits share photos."""
     from dataclasses import asdict
 
     from haav.cli import output
@@ -146,6 +147,11 @@ def dataset(
     pictures = sources.digests(sources.find_photos(images.split(","))) if images else None
     check = check_dataset(load_dataset(path), pictures)
     print_json(asdict(check)) if json else output.print_check(check)
+    if not check.captions and not check.machine_captions:
+        raise DataError(
+            f"no photo of {path} has a caption. In a table, captions are in the column 'caption'.\n"
+            "  Without captions, it can be used for training only as photos: --data.dataset PATH:photos"
+        )
     return 1 if check.shared or check.missing else 0
 
 
@@ -162,12 +168,15 @@ def textdb(
     clip_text_model: Annotated[
         str | None, "clip_text views: hub name or folder of the encoder (default: MiniLM)"
     ] = None,
+    overwrite: Annotated[bool, "replace the text database in the directory"] = False,
 ) -> int:
     """Build the text database that text views retrieve from. Only training captions are included."""
     from haav.cli import output
     from haav.views.retrieval import sentences
     from haav.views.retrieval.build import build_textdb
+    from haav.views.retrieval.textdb import MANIFEST
 
+    check_unused(Path(out) / MANIFEST, overwrite)
     ids = frozenset(Path(exclude).read_text().split()) if exclude else frozenset()
     encoder = None
     if clip_text_model:
@@ -189,7 +198,7 @@ def bridge(
     dataset: Annotated[str, "data set with the train and val photos of the store"],
     textdb: Annotated[str, "text database with the captions of its training photos"],
     out: Annotated[str, "directory to write"],
-    view: Annotated[str | None, "view of the photo and its crops that the bridge reads (default: regions)"] = None,
+    view: Annotated[str | None, "view of the photo and its crops to read (default: patch_regions)"] = None,
     epochs: Annotated[int, "epochs per fold"] = 30,
     folds: Annotated[int, "number of folds; a bridge serves the fold that it was not trained on"] = 5,
     seed: Seed = 0,

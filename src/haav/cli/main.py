@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
 import sys
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from haav import __version__
-from haav.cli import captions, data, models, studies, training, weights
+from haav.cli import captions, data, models, serving, studies, training, weights
 from haav.cli.common import Overrides
-from haav.errors import HaavError, did_you_mean, unknown
+from haav.errors import HaavError, did_you_mean, needs_package, printable, unknown
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
-    "captions": {"caption": captions.caption, "explain": captions.explain, "serve": captions.serve},
+    "captions": {"caption": captions.caption, "explain": captions.explain, "serve": serving.serve},
     "data": {
         "extract": data.extract,
         "views": data.views,
@@ -53,17 +54,28 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
 VERBS = {name: function for group in GROUPS.values() for name, function in group.items()}
 
 
+EXIT_CODES = {
+    0: "done",
+    1: "nothing could be done, or what was checked is damaged; the message says why",
+    2: "wrong usage: an unknown command or flag, or an argument that is missing",
+    3: "some photos failed; the others are done",
+    130: "interrupted",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a HaavError, 2 wrong usage."""
+    """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # OpenMP threads spin for long while they wait for each other. On a busy machine, captions took minutes
-    # (docs/explanation/performance.md). The variable is read when torch is first imported. A user's value is kept.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         function, values = parse(arguments)
         return function(**values)
     except HaavError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error), lines=True)}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "haav").partition(".")[0] == "haav":
+            raise
+        print(f"haav {arguments[0]} {needs_package(error.name or '')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -73,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(
-            f"system error: {error}.\n"
+            f"system error: {printable(str(error))}.\n"
             "  Finished work is saved. Check disk space, permissions and limits, then run the same command again.",
             file=sys.stderr,
         )
@@ -95,7 +107,11 @@ def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]
         title=argparse.SUPPRESS,
     )
     for name, function in VERBS.items():
-        _add_flags(verbs.add_parser(name, description=inspect.getdoc(function)), function)
+        verb = verbs.add_parser(
+            name, description=inspect.getdoc(function), formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        _add_flags(verb, function)
+        verb.notes = partial(_notes, name)
     if not arguments:
         parser.print_help()
         raise SystemExit(2)
@@ -121,12 +137,48 @@ def _overview() -> str:
         for name, function in verbs.items():
             brief = (inspect.getdoc(function) or "").splitlines()[0].partition(". ")[0].partition("; ")[0]
             lines += textwrap.wrap(brief.rstrip("."), 88, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
+    lines += ["", "exit codes:", *(f"  {code:<11}{meaning}" for code, meaning in EXIT_CODES.items())]
     return "\n".join([*lines, "", "Run haav COMMAND --help for the options of a command."])
 
 
+def _notes(verb: str) -> str:
+    """What a command takes beside its flags: recipes, presets, grids, settings"""
+    from haav.config import DecodeConfig, load
+
+    lines: list[str] = []
+    named = {"train": load.recipe_names, "describe": load.preset_names, "ablate": load.grid_names}
+    if verb in named:
+        what = {"train": "recipes", "describe": "presets", "ablate": "grids"}[verb]
+        lines += [f"{what}:"]
+        for name in named[verb]():
+            lines += _entry(name, load.summary(what, name))
+    parameters = inspect.signature(VERBS[verb]).parameters
+    if "overrides" in parameters and "model" in parameters and verb != "describe":
+        lines += ["", "decode settings, with the defaults of haav; a model may bring its own:"]
+        for field in fields(DecodeConfig):
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            lines += _entry(f"--decode.{field.name} {default}", field.metadata["doc"])
+    elif "overrides" in parameters:
+        lines += ["", "Every setting is a flag too, by its dotted name, e.g. --model.d_model 512."]
+    return "\n".join(lines).strip()
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """A name and what it is, in the columns of argparse's help"""
+    first = f"  {name:<22}" if len(name) < 22 else f"  {name}\n{' ' * 24}"
+    return (first + ("\n" + " " * 24).join(textwrap.wrap(text, 54, break_on_hyphens=False))).splitlines()
+
+
 class _Parser(argparse.ArgumentParser):
+    notes: Callable[[], str] | None = None
+    """writes the end of the help, when it is asked for"""
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+
+    def format_help(self) -> str:
+        self.epilog = self.notes() if self.notes else None
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, extra = super().parse_known_args(args, namespace)
@@ -137,7 +189,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed, extra
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\n  See {self.prog} --help.", file=sys.stderr)
+        print(f"{self.prog}: {printable(message, lines=True)}\n  See {self.prog} --help.", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -165,9 +217,6 @@ def _add_flags(parser: argparse.ArgumentParser, function: Callable[..., int]) ->
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "overrides":
-            trained = "model" in inspect.signature(function).parameters  # a trained model accepts decode settings only
-            example = "Decode settings are flags too, e.g. --decode.beam 1." if trained else ""
-            parser.epilog = example or "Every setting is a flag too, by its dotted name, e.g. --model.d_model 512."
             continue
         value_type, doc = typing.get_args(hints[name])
         if doc is type(None):  # Python 3.10 wraps the hint in Optional if the default is None

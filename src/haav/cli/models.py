@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
+
+from haav.cli.common import check_unused
 
 
 def convert(
@@ -12,10 +15,13 @@ def convert(
     *,
     vocabulary: Annotated[str | None, "its words by id: a JSON list, or a text file with one word per line"] = None,
     heads: Annotated[int, "attention heads, which the file does not record"] = 8,
+    overwrite: Annotated[bool, "replace the model in the directory"] = False,
 ) -> int:
     """Convert a checkpoint of the authors' code to a model directory."""
     from haav.inference.convert import convert, save
+    from haav.pretrained import CONFIG
 
+    check_unused(Path(out) / CONFIG, overwrite)
     converted = convert(source, vocabulary, heads)
     save(converted, out)
     model = converted.captioner.config.model

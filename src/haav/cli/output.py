@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from haav.errors import printable
 from haav.evaluate.scores import METRICS, Difference, Report
 from haav.palette import TERMINAL, colours_of
 from haav.types import Caption
@@ -25,49 +29,113 @@ if TYPE_CHECKING:  # commands without torch, such as haav weights, must not impo
     from haav.studies.describe import Description
     from haav.train.loop import Status
 
+MOST_SHOWN = 100
+"""errors that are shown as they occur; the others are only counted"""
+MOST_NAMED = 10
+"""photos that failed, named at the end"""
+
 
 @contextmanager
-def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, or a line now and then if it is not a terminal. Call it with (done, todo)."""
+def progress(unit: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, or a line now and then if it is not a terminal. Call it with (done, todo).
+
+    The first call tells what was done before.
+    """
+    if quiet:
+        yield lambda done, todo: None
+        return
     if not sys.stderr.isatty():
         yield _log_lines(unit)
         return
-    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    pace = _Pace()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(unit, total=None)
-        yield lambda done, todo: bar.update(task, completed=done, total=todo)
+        task = bar.add_task(unit, total=None, pace="")
+        yield lambda done, todo: bar.update(task, completed=done, total=todo, pace=pace(done, todo))
 
 
 @contextmanager
-def captions(todo: int, views: Sequence[str], mode: str) -> Iterator[Callable[[int, CaptionedPhoto], None]]:
-    """Shows captions as they arrive. Call it with (done, photo).
+def captions(
+    todo: int, kept: int, views: Sequence[str], form: str, quiet: bool
+) -> Iterator[Callable[[CaptionedPhoto], None]]:
+    """Shows captions as they arrive, and failures on standard error. `kept`: those that were there before.
 
-    `mode`: "text" prints captions. "json" prints one line of JSON per photo. "file" shows a progress bar and failures.
+    `form`: "colours" (with a legend), "text", "csv", "json", or "file" for a progress bar only.
     """
     console, errors = Console(), Console(stderr=True)
     colours = colours_of(views, TERMINAL)
-    with progress("photos") if mode == "file" else nullcontext(lambda done, todo: None) as bar:
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    done, weighed, failures = kept, set[str](), _Failures()
+    if form == "csv":
+        table.writerow(("image", "caption", "confidence"))
+    with progress("photos", quiet or form != "file") as bar:
+        bar(done, todo)
 
-        def show(done: int, photo: CaptionedPhoto) -> None:
-            if mode == "json":
+        def show(photo: CaptionedPhoto) -> None:
+            nonlocal done
+            done += 1
+            name = printable(photo.name)
+            if photo.caption is None:
+                failures.add(name)
+            if form == "json":
                 print(json.dumps(photo.to_json()), flush=True)
             elif photo.caption is None:
-                errors.print(Text(f"{printable(photo.name)}: {photo.error}", style="red"), soft_wrap=True)
-            elif mode == "text":
-                _print_caption(console, printable(photo.name), photo.caption, colours)
+                if failures.count <= MOST_SHOWN:
+                    errors.print(Text(failure(photo), style="red"), soft_wrap=True)
+            elif form == "colours":
+                weighed.update(_views_of(photo.caption))
+                _print_caption(console, name, photo.caption, colours)
+            elif form != "file":
+                for candidate in (photo.caption, *photo.caption.n_best):
+                    if form == "csv":
+                        table.writerow((name, candidate.text, f"{candidate.confidence:.4f}"))
+                    else:
+                        print(f"{name}\t{candidate.text}")
+                sys.stdout.flush()
             bar(done, todo)
 
         yield show
-    if mode == "text":
+    if weighed and console.color_system and not console.no_color and not quiet:
         legend = Text("words by the view that each trusts most:", style="dim")
-        for name, colour in colours.items():
-            legend.append(f" {name}", style=colour)
+        for view, colour in colours.items():
+            if view in weighed:
+                legend.append(f" {view}", style=colour)
         console.print(legend)
+    if failures.count and todo > 1 and not quiet:
+        errors.print(Text(f"{failures.count:,} of {todo:,} failed: {failures}", style="red"), soft_wrap=True)
 
 
-def printable(name: str) -> str:
-    """The name in valid UTF-8. File names need not be valid text."""
-    return name.encode("utf-8", "replace").decode()
+def note(text: str) -> None:
+    """A remark for people, apart from the results"""
+    Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def failure(photo: CaptionedPhoto) -> str:
+    """What is said about a photo that failed. Its name comes first, once."""
+    name, error = printable(photo.name), printable(str(photo.error), lines=True)
+    return error if error.startswith((f"{name} ", f"cannot read {name}:")) else f"{name}: {error}"
+
+
+class _Failures:
+    """Counts photos that failed, and keeps the names of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[str] = []
+
+    def add(self, name: str) -> None:
+        self.count += 1
+        if self.count <= MOST_NAMED:
+            self.first.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self.first)
+        return ", ".join(self.first) + (f" and {more:,} more" if more else "") + "."
+
+
+def _views_of(caption: Caption) -> set[str]:
+    """Views that have a weight for a word"""
+    return {name for word in caption.words for name, weight in (word.views or {}).items() if weight > 0}
 
 
 def _print_caption(console: Console, name: str, caption: Caption, colours: Mapping[str, str]) -> None:
@@ -80,12 +148,20 @@ def _print_caption(console: Console, name: str, caption: Caption, colours: Mappi
             line.append(word.text, style=f"{'bold ' if not rank else ''}{colours.get(strongest, '')}".strip())
             line.append(" ")
         line.append(f" {100 * candidate.confidence:.0f} % sure", style="dim")
+        if candidate.unfamiliar and not rank:
+            line.append("; I may not know this kind of picture", style="dim")
         console.print(line, soft_wrap=True)
 
 
 def first_process() -> bool:
     """Whether this is the first process of torchrun, the only one that prints."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def say(line: str) -> None:
+    """A line on standard error, from the first process only"""
+    if first_process():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -113,27 +189,38 @@ def _losses(status: Status) -> str:
 
 
 def _log_lines(unit: str, every: float = 30.0) -> Callable[..., None]:
-    started = spoken = time.monotonic()
-    behind: int | None = None  # done before the first update; excluded from the rate of a resumed run
+    spoken = time.monotonic()
+    pace = _Pace()
 
     def update(done: int, todo: int, note: str = "") -> None:
-        nonlocal spoken, started, behind
+        nonlocal spoken
         now = time.monotonic()
-        if behind is None:
-            behind, started = (0, started) if done == todo else (done, now)
+        rate = pace(done, todo, now)
         if now - spoken >= every or (done == todo and todo):
             spoken = now
-            rate = (done - behind) / max(now - started, 1e-9)
-            left = f", {(todo - done) / rate / 60:.0f} min left" if rate and done < todo else ""
             tail = f": {note}" if note else ""
-            print(f"{done:,} of {todo:,} {unit}, {rate:.1f}/s{left}{tail}", file=sys.stderr, flush=True)
+            print(f"{done:,} of {todo:,} {unit}{', ' if rate else ''}{rate}{tail}", file=sys.stderr, flush=True)
 
     return update
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Any) -> Text:
-        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+class _Pace:
+    """Rate and remaining time, as a text. Both count what was done since the first call.
+
+    Results of a batch arrive at once, so nothing is said in the first second.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None
+
+    def __call__(self, done: int, todo: int, now: float | None = None) -> str:
+        now = time.monotonic() if now is None else now
+        behind, started = self.first = self.first or (done, now)
+        if done == behind or now - started < 1:
+            return ""
+        rate = (done - behind) / (now - started)
+        left = f", {(todo - done) / rate / 60:.0f} min left" if done < todo else ""
+        return f"{rate:.1f}/s{left}"
 
 
 def print_store(path: str, info: dict[str, Any]) -> None:
@@ -176,11 +263,17 @@ def print_check(check: Check) -> None:
     if check.surplus:
         console.print(f"{check.surplus:,} pictures that no annotation names")
     if check.duplicates:
-        console.print(f"{len(check.duplicates):,} pictures are there twice, first: {' = '.join(check.duplicates[0])}")
+        console.print(Text(f"{len(check.duplicates):,} pictures are there twice, first: {_pair(check.duplicates[0])}"))
     if check.missing:
-        console.print(f"[red]{len(check.missing):,} photos are missing, first: {check.missing[0]}[/]")
+        missing = f"{len(check.missing):,} photos are missing, first: {printable(check.missing[0])}"
+        console.print(Text(missing, style="red"))
     if check.shared:
-        console.print(f"[red]{len(check.shared):,} photos are shared between splits: {' = '.join(check.shared[0])}[/]")
+        shared = f"{len(check.shared):,} photos are shared between splits: {_pair(check.shared[0])}"
+        console.print(Text(shared, style="red"))
+
+
+def _pair(names: tuple[str, str]) -> str:
+    return " = ".join(map(printable, names))
 
 
 def print_report(
@@ -215,17 +308,20 @@ def print_report(
 
 def print_control(study: str, changes: Mapping[str, Any]) -> None:
     """Print how the weight of a view changes when it is disturbed, with 95 % intervals."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fits into 80 columns with every name in full
+    table.add_column("view", no_wrap=True)
     columns = ("weight", "then", "change", "95 % interval", "effect", "photos that drop", "steps that drop")
-    table = _table("view", "disturbed", "photos", *columns)
+    for column in ("photos", *columns):
+        table.add_column(column, justify="right", min_width=max(map(len, column.split())))
     for name, view in changes.items():
+        table.add_row(name, style="bold")
         if study == "noise":
             rows = {f"{100 * float(share):.0f} %": row for share, row in view["shares"].items()}
         else:
             rows = {key: view[key] for key in ("at the word", "at other words") if view[key]}
         for spoilt, row in rows.items():
             table.add_row(
-                name,
-                spoilt,
+                f"  {spoilt}",
                 f"{row['photos']:,}",
                 *(f"{100 * row[key]:.1f}" for key in ("clean", "disturbed")),
                 f"{100 * row['mean']:+.1f}",
@@ -269,6 +365,16 @@ def print_description(description: Description) -> None:
         "this model", *_millions(flops.encoding, flops.encoding_attention, flops.memory, flops.step), style="bold"
     )
     console.print(costs)
+
+
+def print_settings(section: str, settings: Any) -> None:
+    """Print the settings of a section that differ from the defaults."""
+    changed = [
+        f"{field.name} {value}"
+        for field in fields(settings)
+        if (value := getattr(settings, field.name)) != field.default
+    ]
+    Console().print(f"{section}: {', '.join(changed) or 'default settings'}", highlight=False, soft_wrap=True)
 
 
 def _table(first: str, *columns: str, title: str | None = None) -> Table:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from haav.cli.common import Json, Model, Overrides, Seed, Split, fetch_weights_of, listed, load_captioner, print_json
-from haav.errors import ConfigError, DataError, ImageError, unknown
+from haav.cli.common import (
+    Json,
+    Model,
+    Overrides,
+    Seed,
+    Split,
+    exit_code,
+    fetch_weights_of,
+    listed,
+    load_captioner,
+    print_json,
+)
+from haav.errors import ConfigError, DataError, ImageError, printable, unknown
 
 
 def describe(
+    model: Annotated[str | None, "name of a shipped model, or a model directory; instead of settings"] = None,
     *,
     preset: Annotated[str | None, "preset to start from: paper, release or best (default)"] = None,
     encoding: Annotated[str | None, "encoding: shared, unshared, concat_views or model_per_view"] = None,
@@ -23,11 +36,12 @@ def describe(
     json: Json = False,
     overrides: Overrides | None = None,
 ) -> int:
-    """Describe a configuration: parameters by part, views, FLOPs and their growth with the number of views."""
+    """Describe a model or a configuration: parameters by part, views, FLOPs and their growth with the views."""
     from haav.cli import output
     from haav.config import Given
     from haav.config.load import flags_from
     from haav.model.build import load_config
+    from haav.pretrained import read_config
     from haav.studies.describe import describe
 
     flags = flags_from(overrides or [])
@@ -37,11 +51,18 @@ def describe(
         ("contrast", "enabled"): ("--contrastive", contrastive),
     }
     flags |= {path: Given(value, flag) for path, (flag, value) in short.items() if value is not None}
-    description = describe(load_config(preset, config, flags))
+    if model is None:
+        settings = load_config(preset, config, flags)
+    elif preset or config or flags:
+        raise ConfigError("give either a model or settings; a model that was saved has its own.")
+    else:
+        settings = read_config(model)
+    description = describe(settings)
     if json:
-        print_json(description.to_json())
+        print_json(description.to_json() | {"decode": asdict(settings.decode)})
     else:
         output.print_description(description)
+        output.print_settings("decode", settings.decode)
     return 0
 
 
@@ -72,6 +93,7 @@ def control(
     check_installed("the study")
     folder = make_folder(out)
     captioner = load_captioner(model, None)
+    failed = 0
     if study == "noise":
         if store is None or dataset is None:
             raise ConfigError("the noise study needs --store and --dataset.")
@@ -96,7 +118,8 @@ def control(
                     case = control.mask_photo(captioner, load_image(ref.read()), cover)
                     masked += [case] if case is not None else []
                 except ImageError as error:
-                    print(f"{output.printable(ref.id)}: {error}", file=sys.stderr)
+                    failed += 1
+                    print(f"{printable(ref.id)}: {printable(str(error), lines=True)}", file=sys.stderr)
                 progress(done, len(refs))
         results = control.mask_study(masked, seed)
     else:
@@ -107,7 +130,7 @@ def control(
     write_atomically(folder / f"{study}.json", lambda file: file.write_text(text, encoding="utf-8"))
     write_atomically(folder / f"{study}.png", lambda file: control.draw(file, results))
     output.print_control(study, results)
-    return 0
+    return exit_code(len(results), failed)
 
 
 def ablate(
@@ -152,7 +175,7 @@ def bench(
     json: Json = False,
     overrides: Overrides | None = None,
 ) -> int:
-    """Measure how fast this machine captions photos, by stage. Takes about a minute."""
+    """Measure how fast this machine captions photos, by stage. Takes minutes; the machine should be idle."""
     from haav.studies.bench import bench
 
     captioner = load_captioner(model, overrides)

