@@ -6,10 +6,9 @@ import base64
 import io
 import json
 import shutil
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,34 +16,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import haav
-from haav.config import override
 from haav.inference.captioner import Captioner
 from haav.web.batcher import Batcher, Busy
-from helpers import SAMPLES, save_model
+from helpers import SAMPLES
 
 pytest.importorskip("fastapi", reason="needs the web extra")
 pytest.importorskip("axe_playwright_python", reason="needs the dev extra")
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from fastapi.testclient import TestClient
 from playwright.sync_api import expect, sync_playwright
 
-from haav.web.server import Limits, build_app
-
 CAT = (SAMPLES / "cat.jpg").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
-    found = haav.load(save_model(tmp_path_factory.mktemp("models") / "model"))
-    return found.with_config(override(found.config, "decode", {"min_words": 4}))
-
-
-@pytest.fixture(scope="module")
-def client(captioner: Captioner) -> Iterator[TestClient]:
-    with TestClient(build_app(captioner, Limits(upload=300_000, pixels=2_000_000))) as client:
-        yield client
 
 
 def send(client: TestClient, data: bytes = CAT, **fields: str) -> Any:
@@ -74,10 +56,6 @@ def test_an_explanation_can_be_downloaded_as_a_page(client: TestClient) -> None:
     assert "https://" not in answer.text
 
 
-TEXT_FOR_A_FILE = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--x--'
-OUTSIDE = ["/samples/../server.py", "/samples/%2e%2e%2fserver.py", "/static/..%2fserver.py", "/x"]
-
-
 def bomb() -> bytes:
     buffer = io.BytesIO()
     Image.new("L", (3000, 3000)).save(buffer, "PNG")
@@ -96,7 +74,7 @@ def bomb() -> bytes:
         ({"beam": "0"}, CAT, 422, "beam must be a whole number from 1 to 10"),
         ({"beam": "many"}, CAT, 422, "beam must be a whole number"),
         ({"n_best": "11"}, CAT, 422, "n_best"),
-        ({"views": "grid"}, CAT, 422, "there is no view 'grid'; this model reads cells, objects"),
+        ({"views": "grid"}, CAT, 422, "unknown view 'grid'.\n  Available: cells, objects."),
     ],
 )
 def test_what_cannot_be_answered_is_said(
@@ -165,7 +143,7 @@ def test_the_api_page_tells_every_call_field_and_answer_of_the_schema(client: Te
     fields = caption["requestBody"]["content"]["application/json"]["schema"]["properties"]
     for name in (*fields, *caption["responses"]):
         assert f"<td><code>{name}</code></td>" in shown
-    assert "integer from 1 to 10" in shown
+    assert "a whole number from 1 to 10" in shown
     assert "a file; base64" in shown
     assert "script" not in shown
     assert "//" not in shown.replace("http://testserver/", "")
@@ -181,14 +159,16 @@ def test_equal_requests_are_answered_together_and_others_apart() -> None:
         return [10 * item for item in items]
 
     batcher = Batcher(work, batch=3, waiting=20)
-    first = batcher.submit(0, "a")
+    [first] = batcher.submit([0], "a")
     time.sleep(0.2)  # it is being worked on; the rest wait
-    answers = [batcher.submit(item, options) for item, options in [(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "a")]]
+    answers = [*batcher.submit([1, 2], "a"), *batcher.submit([3, 4], "b"), *batcher.submit([5], "a")]
+    alone = batcher.submit([6, 7], "a", together=False)
     answers[1].cancel()
     gate.set()
-    assert [answer.result(10) for answer in (first, answers[0], *answers[2:])] == [0, 10, 30, 40, 50]
-    assert calls == [([0], "a"), ([1], "a"), ([3, 4], "b"), ([5], "a")]
+    assert [answer.result(10) for answer in (first, answers[0], *answers[2:], *alone)] == [0, 10, 30, 40, 50, 60, 70]
+    assert calls == [([0], "a"), ([1], "a"), ([3, 4], "b"), ([5], "a"), ([6], "a"), ([7], "a")]
     batcher.close()
+    assert (batcher.done, batcher.batches) == (7, 6)
 
 
 def test_a_full_line_refuses_and_a_failure_reaches_who_waits() -> None:
@@ -199,33 +179,21 @@ def test_a_full_line_refuses_and_a_failure_reaches_who_waits() -> None:
         raise ValueError("broken")
 
     batcher = Batcher(work, batch=1, waiting=2)
-    first = batcher.submit(1, "")
+    [first] = batcher.submit([1], "")
     time.sleep(0.2)
-    batcher.submit(2, "")
-    batcher.submit(3, "")
+    assert batcher.fault(seconds=60) == ""
     with pytest.raises(Busy, match="too many requests"):
-        batcher.submit(4, "")
+        batcher.submit([2, 3, 4], "")  # all or none
+    batcher.submit([2, 3], "")
+    with pytest.raises(Busy, match="too many requests"):
+        batcher.submit([4], "")
+    assert batcher.fault(seconds=60) == "the queue is full."
+    assert batcher.fault(seconds=0.1) == "a batch has been in work for more than 0.1 s."
     gate.set()
     with pytest.raises(ValueError, match="broken"):
         first.result(10)
     batcher.close()
-
-
-@pytest.fixture(scope="module")
-def address(captioner: Captioner) -> Iterator[str]:
-    """A real server on a free port"""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = uvicorn.Config(build_app(captioner, Limits(waiting=2, batch=1)), port=port, log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
+    assert batcher.fault(seconds=60) == "the captioning thread has ended."
 
 
 def test_many_clients_get_an_answer_or_are_told_to_come_back(address: str) -> None:
@@ -330,6 +298,21 @@ def test_a_broken_file_shows_its_message(page: Any, tmp_path: Path) -> None:
     for name in ("cells", "objects"):
         page.uncheck(f"#views input[value={name}]")
     expect(page.locator("#problem")).to_contain_text("Switch at least one view on")
+
+
+def test_the_page_asks_for_the_key_of_a_server_that_has_one(browser: Any, start_server: Callable[..., str]) -> None:
+    page = browser.new_page()
+    page.goto(start_server(api_key="a-key"))
+    page.get_by_label("API key of this server").fill("another")
+    page.get_by_role("button", name="Use it").click()
+    expect(page.locator("#problem")).to_have_text("This is not the key of this server.")
+    page.get_by_label("API key of this server").fill("a-key")
+    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Sample photo: cat").click()
+    page.wait_for_selector(".word")
+    expect(page.locator("#key-form")).to_be_hidden()
+    expect(page.locator("#problem")).to_be_hidden()
+    page.close()
 
 
 def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:

@@ -6,28 +6,22 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
+from haav.web.schemas import in_words
+
 _templates = Environment(loader=PackageLoader("haav.web"), autoescape=True, trim_blocks=True)
 
 
 def api_page(schema: dict[str, Any], address: str) -> str:
     """`address` is the URL of the server as the client sees it."""
     template = _templates.get_template("api.html")
-    return template.render(info=schema["info"], paths=schema["paths"], address=address, meaning=_meaning)
+    return template.render(info=schema["info"], paths=schema["paths"], address=address, fields=_fields)
 
 
-def _meaning(name: str, bodies: dict[str, Any]) -> str:
-    """Description of a field, for each kind of body"""
-    return "; ".join(dict.fromkeys(_in_words(body["schema"]["properties"][name]) for body in bodies.values()))
+def _fields(bodies: dict[str, Any]) -> dict[str, str]:
+    """The fields of a request and their meaning, for each kind of body"""
+    kinds = [body["schema"]["properties"] for body in bodies.values() if "properties" in body["schema"]]
+    return {name: "; ".join(dict.fromkeys(_meaning(kind[name]) for kind in kinds)) for name in kinds[0]}
 
 
-def _in_words(field: dict[str, Any]) -> str:
-    formats = {"binary": "a file", "byte": "base64"}
-    (variant,) = [option for option in field.get("anyOf", [field]) if option.get("type") != "null"]
-    text = (
-        " or ".join(variant["enum"])
-        if "enum" in variant
-        else formats.get(variant.get("format", ""), str(variant["type"]))
-    )
-    if "minimum" in variant:
-        text += f" from {variant['minimum']:g} to {variant['maximum']:g}"
-    return f"{text}: {field['description']}" if "description" in field else text
+def _meaning(field: dict[str, Any]) -> str:
+    return f"{in_words(field)}: {field['description']}" if "description" in field else in_words(field)

@@ -23,6 +23,7 @@ class Busy(Exception):
 class _Job:
     item: Any
     options: Hashable
+    together: bool
     answer: Future[Any] = field(default_factory=Future)
 
 
@@ -35,22 +36,37 @@ class Batcher:
         self.line: queue.Queue[_Job | None] = queue.Queue(waiting)
         self.took = 1.0
         """duration of the last batch in seconds"""
+        self.since: float | None = None
+        """when the batch in work was begun, on the monotonic clock"""
+        self.done = self.batches = 0
+        """items and batches with an answer since the start"""
         self.thread = threading.Thread(target=self._run, daemon=True, name="captions")
         self.thread.start()
 
-    def submit(self, item: Any, options: Hashable) -> Future[Any]:
-        """Raises Busy if the queue is full. A job whose answer is cancelled is skipped."""
-        job = _Job(item, options)
-        try:
-            self.line.put_nowait(job)
-        except queue.Full:
-            raise self._busy() from None
-        return job.answer
+    def submit(self, items: Sequence[Any], options: Hashable, together: bool = True) -> list[Future[Any]]:
+        """Raises Busy if they do not all fit into the queue. A job whose answer is cancelled is skipped.
 
-    def check(self) -> None:
-        """Raises Busy if the queue is full. Call it before costly work that precedes `submit`."""
-        if self.line.full():
+        `together=False` gives each item a batch of its own. Call it from one thread only.
+        """
+        self.check(len(items))
+        jobs = [_Job(item, options, together) for item in items]
+        for job in jobs:
+            self.line.put_nowait(job)
+        return [job.answer for job in jobs]
+
+    def check(self, items: int = 1) -> None:
+        """Raises Busy if they do not fit into the queue. Call it before costly work that precedes `submit`."""
+        if self.line.qsize() + items > self.line.maxsize:
             raise self._busy()
+
+    def fault(self, seconds: float) -> str:
+        """Why no answers can be expected now, or an empty text. `seconds`: the longest that a batch may take"""
+        if not self.thread.is_alive():
+            return "the captioning thread has ended."
+        since = self.since
+        if since is not None and time.monotonic() - since > seconds:
+            return f"a batch has been in work for more than {seconds:g} s."
+        return "the queue is full." if self.line.full() else ""
 
     def _busy(self) -> Busy:
         batches = -(-self.line.maxsize // self.batch)
@@ -70,7 +86,7 @@ class Batcher:
             if job is None:
                 return
             jobs = [job]
-            while len(jobs) < self.batch:
+            while job.together and len(jobs) < self.batch:
                 try:
                     following = self.line.get_nowait()
                 except queue.Empty:
@@ -78,7 +94,7 @@ class Batcher:
                 if following is None:
                     last = True
                     break
-                if following.options != job.options:
+                if not following.together or following.options != job.options:
                     kept = following
                     break
                 jobs.append(following)
@@ -89,7 +105,7 @@ class Batcher:
     def _answer(self, jobs: list[_Job]) -> None:
         if not jobs:
             return
-        started = time.monotonic()
+        started = self.since = time.monotonic()
         try:
             answers = self.work([job.item for job in jobs], jobs[0].options)
             assert len(answers) == len(jobs)
@@ -97,6 +113,7 @@ class Batcher:
             for job in jobs:
                 job.answer.set_exception(error)
         else:
+            self.done, self.batches = self.done + len(jobs), self.batches + 1
             for job, answer in zip(jobs, answers, strict=True):
                 job.answer.set_result(answer)
-        self.took = time.monotonic() - started
+        self.took, self.since = time.monotonic() - started, None

@@ -1,33 +1,54 @@
-"""Request and response schemas of the API, validated and documented by FastAPI."""
+"""Request and response schemas of the API, validated by pydantic and documented in OpenAPI."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from haav.errors import unknown
+from haav.generate.build import MOST_DEMANDS
 
 MOST = 10
-"""maximum number of captions searched or returned per photo"""
+"""maximum number of captions searched, drawn or returned per photo"""
+MOST_FORBIDDEN = 100
+
+Name = Annotated[str, Field(max_length=100)]
 
 
-class CaptionRequest(BaseModel):
-    """The settings of a request, beside its image. Empty form fields are as good as none."""
+class Settings(BaseModel):
+    """The settings of a request, beside its photos. They mean what they mean in Python."""
 
-    beam: int | None = Field(None, ge=1, le=MOST, description="captions searched at once; default: the model's own")
+    model_config = ConfigDict(extra="forbid")
+
     n_best: int = Field(1, ge=1, le=MOST, description="captions returned, the best first")
-    views: list[str] = Field([], description="only these views: a list, or a text with commas; default: all")
+    views: list[Name] = Field([], max_length=50, description="use only these views; default: all")
+    must: list[Name] = Field(
+        [], max_length=MOST_DEMANDS, description="words that captions must contain; dog|puppy: one of them"
+    )
+    never: list[Name] = Field([], max_length=MOST_FORBIDDEN, description="words that captions must not contain")
+    method: Literal["beam", "sample"] | None = Field(None, description="default: the model's own")
+    beam: int | None = Field(None, ge=1, le=MOST, description="captions searched at once; default: the model's own")
+    samples: int | None = Field(None, ge=1, le=MOST, description="with method sample: captions drawn")
+    temperature: float | None = Field(
+        None, ge=0.01, le=100, allow_inf_nan=False, description="with method sample: below 1 favours probable words"
+    )
+    top_k: int | None = Field(
+        None, ge=0, le=100_000, description="with method sample: draw among this many words; 0: all"
+    )
+    top_p: float | None = Field(
+        None, ge=0, le=1, allow_inf_nan=False, description="with method sample: draw among words of this probability"
+    )
+    seed: int | None = Field(None, ge=0, le=2**32 - 1, description="with method sample: equal seeds, equal captions")
     explain: bool = Field(False, description="where each word came from")
+
+
+class CaptionSettings(Settings):
     format: Literal["json", "html"] = Field("json", description="html: the explanation as a page to keep")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, fields: Any) -> Any:
-        return {name: value for name, value in fields.items() if value != ""} if isinstance(fields, dict) else fields
 
-    @field_validator("views", mode="before")
-    @classmethod
-    def _split(cls, views: Any) -> Any:
-        return views.split(",") if isinstance(views, str) else views
+LISTS = frozenset(name for name, field in CaptionSettings.model_fields.items() if field.default == [])
+"""settings that are lists; a text has commas between their items"""
 
 
 class WordResponse(BaseModel):
@@ -40,6 +61,7 @@ class WordResponse(BaseModel):
 class Candidate(BaseModel):
     caption: str
     confidence: float
+    unfamiliar: bool = Field(False, description="whether the picture is unlike those that the model was trained on")
     words: list[WordResponse]
 
 
@@ -48,33 +70,116 @@ class CaptionResponse(Candidate):
     n_best: list[Candidate] = Field([], description="further captions, if they were asked for")
 
 
+class FailedPhoto(BaseModel):
+    image: str = Field(description="the file's name")
+    error: str = Field(description="why it could not be read")
+
+
+class CaptionsResponse(BaseModel):
+    photos: list[CaptionResponse | FailedPhoto] = Field(description="one entry per photo, in their order")
+
+
+class HealthResponse(BaseModel):
+    status: Literal["ok"]
+    waiting: int = Field(description="photos in the queue")
+
+
+class ModelResponse(BaseModel):
+    name: str
+    views: list[str]
+    beam: int
+
+
+class LimitsResponse(BaseModel):
+    upload: int = Field(description="bytes of a request")
+    pixels: int = Field(description="of a photo")
+    photos: int = Field(description="of a request")
+    seconds: float = Field(description="for a request, and for its upload")
+
+
+class ModelsResponse(BaseModel):
+    models: list[ModelResponse]
+    samples: list[str]
+    limits: LimitsResponse
+
+
 class ErrorResponse(BaseModel):
     error: str = Field(description="what was wrong and what is allowed")
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a request, as a sentence that states what is allowed"""
+def first_problem(error: ValidationError, settings: type[Settings], photo_field: str) -> str:
+    """The first problem of a request: what was given, and what is allowed"""
     problem = error.errors(include_url=False)[0]
-    name = str(problem["loc"][0]) if problem["loc"] else "the request"
-    if name in ("beam", "n_best"):
-        return f"{name} must be a whole number from 1 to {MOST}."
-    return f"{name}: {problem['msg'].lower()}."
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        return unknown("field", name[:100], [*settings.model_fields, photo_field])
+    allowed = settings.model_json_schema()["properties"][name]
+    choices = _variant(allowed).get("enum")
+    given = problem["input"]
+    if choices and isinstance(given, str):
+        return unknown(name, given[:100], choices)
+    return f"{name} must be {in_words(allowed)}, not {repr(given)[:100]}."
 
 
-def request_body() -> dict[str, Any]:
-    """OpenAPI's description of both kinds of body: a form with a file, or JSON with the image in base64"""
-    schema = CaptionRequest.model_json_schema()
+def in_words(field: dict[str, Any]) -> str:
+    """What a field may be, from its JSON schema"""
+    variant = _variant(field)
+    if "enum" in variant:
+        return " or ".join(variant["enum"])
+    if variant["type"] == "array":
+        items = {"binary": "files", "byte": "texts in base64"}.get(variant["items"].get("format", ""), "texts")
+        return f"a list of at most {variant['maxItems']} {items}"
+    text = {
+        "binary": "a file",
+        "byte": "base64",
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "true or false",
+    }[variant.get("format", variant["type"])]
+    return f"{text} from {variant['minimum']:g} to {variant['maximum']:.10g}" if "minimum" in variant else text
 
-    def body(image: dict[str, str]) -> dict[str, Any]:
-        properties = {"image": image, **schema["properties"]}
-        return {"schema": {"type": "object", "required": ["image"], "properties": properties}}
 
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "multipart/form-data": body({"type": "string", "format": "binary"}),
-                "application/json": body({"type": "string", "format": "byte"}),
-            },
+def query_parameters(settings: type[Settings]) -> list[dict[str, Any]]:
+    """OpenAPI's description of the settings in the query; lists have commas"""
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "description": field["description"],
+            "schema": _variant(field),
+            **({"explode": False} if name in LISTS else {}),
         }
-    }
+        for name, field in settings.model_json_schema()["properties"].items()
+    ]
+
+
+def request_body(settings: type[Settings], photos: int = 0) -> dict[str, Any]:
+    """OpenAPI's description of the bodies: a form with files, JSON with base64, and for one photo its bytes.
+
+    `photos` is the maximum number of photos in a list; 0: one photo, no list.
+    """
+    properties = settings.model_json_schema()["properties"]
+
+    def body(encoding: str, fields: dict[str, Any]) -> dict[str, Any]:
+        photo: dict[str, Any] = {"type": "string", "format": encoding}
+        if photos:
+            photo = {"type": "array", "items": photo, "minItems": 1, "maxItems": photos}
+        name = photo_field(photos)
+        schema = {"type": "object", "required": [name], "properties": {name: photo, **fields}}
+        return {"schema": {**schema, "additionalProperties": False}}
+
+    as_texts = {name: _variant(field) | {"description": field["description"]} for name, field in properties.items()}
+    content = {"multipart/form-data": body("binary", as_texts), "application/json": body("byte", properties)}
+    if not photos:
+        content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+    return {"required": True, "content": content}
+
+
+def photo_field(photos: int) -> str:
+    return "images" if photos else "image"
+
+
+def _variant(field: dict[str, Any]) -> dict[str, Any]:
+    """A field without null, which neither a query nor a form can hold"""
+    [variant] = [option for option in field.get("anyOf", [field]) if option.get("type") != "null"]
+    return {key: value for key, value in variant.items() if key not in ("title", "description", "default")}

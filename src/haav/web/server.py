@@ -6,246 +6,219 @@ Pictures arrive as bytes. The server never reads a path or fetches a URL that a 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import json
+import hmac
+import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from importlib import resources
-from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response, Security
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from PIL import Image
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from haav import __version__
-from haav.errors import ConfigError, HaavError, ImageError
+from haav.errors import ConfigError, ImageError
 from haav.inference.captioner import Captioner
-from haav.inference.options import CaptionOptions
 from haav.inference.stream import PhotoItem
-from haav.photos.images import load_image
 from haav.studies import html
 from haav.studies.explain import explain
 from haav.web.api_page import api_page
-from haav.web.batcher import Batcher, Busy
-from haav.web.schemas import CaptionRequest, CaptionResponse, ErrorResponse, first_problem, request_body
+from haav.web.connection import Connection
+from haav.web.metrics import CONTENT_TYPE, Metrics
+from haav.web.middleware import SECURITY, Answers
+from haav.web.schemas import (
+    CaptionResponse,
+    CaptionSettings,
+    CaptionsResponse,
+    ErrorResponse,
+    HealthResponse,
+    ModelsResponse,
+    Settings,
+    query_parameters,
+    request_body,
+)
+from haav.web.service import CaptionService, Limits
+from haav.web.uploads import AnySettings, Photo, Refused, read_upload
 
-SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
-    "script-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 SAMPLES = resources.files("haav").joinpath("samples")
+BEARER = HTTPBearer(auto_error=False)
 
 
-@dataclass(frozen=True)
-class Limits:
-    upload: int = 20_000_000
-    """bytes of a request"""
-    pixels: int = 50_000_000
-    seconds: float = 60.0
-    """time limit of a request, and of its upload"""
-    waiting: int = 32
-    """requests in the queue"""
-    batch: int = 8
-
-
-class Refused(Exception):
-    """A request that cannot be answered, with its HTTP status and the reason."""
-
-    def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.headers = status, reason, headers or {}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Settings of a request. Requests with equal settings share a batch."""
-
-    options: CaptionOptions
-    explain: bool
-    format: str
-
-
-def build_app(captioner: Captioner, limits: Limits | None = None, name: str = "best") -> FastAPI:
+def build_app(
+    captioner: Captioner,
+    limits: Limits | None = None,
+    name: str = "best",
+    api_key: str | None = None,
+    cors: Sequence[str] = (),
+) -> FastAPI:
+    """`api_key`: what clients must send to use the API. `cors`: origins whose pages may use it"""
     limits = limits or Limits()
-
-    def work(images: Sequence[Image.Image], settings: Asked) -> list[dict[str, Any]]:
-        items = [PhotoItem("", partial(Image.Image.copy, image)) for image in images]
-        photos = list(captioner.stream(items, settings.options, len(images)))
-        if settings.explain:
-            return [explanation.to_json() for explanation in explain(captioner, photos, settings.options)]
-        return [photo.caption.to_json() for photo in photos if photo.caption is not None]
-
-    batcher = Batcher(work, limits.batch, limits.waiting)
-    decoding = asyncio.Semaphore(2)  # pictures decoded at once; each may be large before it is downscaled
+    service, metrics = CaptionService(captioner, limits), Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(batcher.close)
+        await asyncio.to_thread(service.batcher.close)
 
     app = FastAPI(title="haav", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(Answers, metrics=metrics)
+    if cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    _add_error_bodies(app)
+    app.include_router(_pages(app))
+    app.include_router(_health(service))
+    locked = {"dependencies": [Depends(_key_check(api_key))], "responses": _errors(limits, 401)} if api_key else {}
+    app.include_router(_api(service, metrics, name), **locked)  # type: ignore[arg-type]
+    return app
 
-    @app.middleware("http")
-    async def secure(request: Request, following: Any) -> Response:
-        response: Response = await following(request)
-        for header, value in SECURITY.items():
-            response.headers.setdefault(header, value)
-        return response
+
+def _add_error_bodies(app: FastAPI) -> None:
+    """Every error has the same body: {"error": …}"""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
         return JSONResponse({"error": error.reason}, error.status, error.headers)
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    @app.exception_handler(StarletteHTTPException)
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        reason = f"{request.method} {request.url.path[:200]}: {error.detail.lower()}. GET /docs describes the API."
+        return JSONResponse({"error": reason}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it; it is counted in /metrics
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        reason = "the server failed at this request; its log says why."
+        return JSONResponse({"error": reason}, 500, SECURITY)
+
+
+def _pages(app: FastAPI) -> APIRouter:
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/", response_class=HTMLResponse)
     def index() -> str:
         return _file("templates/index.html")
 
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    @pages.get("/docs", response_class=HTMLResponse)
     def docs(request: Request) -> str:
         return api_page(app.openapi(), str(request.base_url))
 
-    @app.get("/static/{file}", include_in_schema=False)
+    @pages.get("/static/{file}")
     def static(file: str) -> Response:
         media_types = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
         if file not in media_types:
             raise Refused(404, f"there is no {file}.")
         return Response(_file("static/app.js") if file == "app.js" else html.part(file), media_type=media_types[file])
 
-    @app.get("/samples/{file}", include_in_schema=False)
+    @pages.get("/samples/{file}")
     def sample(file: str) -> Response:
         if file not in _samples():
             raise Refused(404, f"there is no sample {file}.")
         return Response(SAMPLES.joinpath(file).read_bytes(), media_type="image/jpeg")
 
-    @app.get("/v1/health")
-    def health() -> dict[str, Any]:
-        """Whether the server works, and how many requests wait"""
-        return {"status": "ok" if batcher.thread.is_alive() else "broken", "waiting": batcher.line.qsize()}
+    return pages
 
-    @app.get("/v1/models")
-    def models() -> dict[str, Any]:
-        """The model, its views, and the limits"""
-        return {
-            "models": [{"name": name, "views": list(captioner.views), "beam": captioner.config.decode.beam}],
-            "samples": _samples(),
-            "limits": {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds},
-        }
 
-    @app.post("/v1/caption", openapi_extra=request_body(), responses=_answers(limits))
-    async def caption(request: Request) -> Response:
-        """Caption a photo: multipart with `image`, or JSON with `image` in base64"""
+def _health(service: CaptionService) -> APIRouter:
+    health = APIRouter()
+
+    @health.get("/v1/health")
+    async def alive() -> HealthResponse:
+        """Whether the server is alive, and how many photos wait. Restart it if there is no answer"""
+        return HealthResponse(status="ok", waiting=service.batcher.line.qsize())
+
+    @health.get("/v1/ready", responses=_errors(service.limits, 503))
+    async def ready() -> HealthResponse:
+        """Whether the server can take a photo now. Send none while the status is 503"""
+        fault = service.batcher.fault(service.limits.seconds)
+        if fault:
+            raise Refused(503, fault)
+        return await alive()
+
+    return health
+
+
+def _api(service: CaptionService, metrics: Metrics, name: str) -> APIRouter:
+    api, limits, captioner = APIRouter(), service.limits, service.captioner
+    refusals = _errors(limits, 408, 413, 415, 422, 429, 500, 504)
+
+    async def read(request: Request, settings: type[AnySettings], photos: int) -> tuple[AnySettings, list[Photo]]:
         try:
-            fields = await asyncio.wait_for(_fields(request, limits.upload), limits.seconds)
+            return await asyncio.wait_for(read_upload(request, settings, limits.upload, photos), limits.seconds)
         except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
-            raise Refused(408, f"the upload took longer than {limits.seconds:g} s.") from None
-        settings = _asked(fields, captioner)
-        try:
-            batcher.check()
-            async with decoding:
-                image = await asyncio.to_thread(_picture, fields["image"], limits.pixels)
-            answer = batcher.submit(image, settings)
-        except Busy as error:
-            raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
-        try:
-            result = await asyncio.wait_for(asyncio.wrap_future(answer), limits.seconds)
-        except asyncio.TimeoutError:
-            raise Refused(504, f"no caption within {limits.seconds:g} s; the server is busy.") from None
-        except HaavError as error:
-            raise Refused(422, str(error)) from None
-        title = fields["name"]
+            raise Refused(408, f"the upload took longer than {limits.seconds:g} s.", {"Connection": "close"}) from None
+
+    @api.get("/v1/models")
+    def models() -> ModelsResponse:
+        """The model, its views, and the limits"""
+        model = {"name": name, "views": list(captioner.views), "beam": captioner.config.decode.beam}
+        bounds = {field: getattr(limits, field) for field in ("upload", "pixels", "photos", "seconds")}
+        return ModelsResponse.model_validate({"models": [model], "samples": _samples(), "limits": bounds})
+
+    @api.post(
+        "/v1/caption",
+        response_model=CaptionResponse,
+        responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, **refusals},
+        openapi_extra={"parameters": query_parameters(CaptionSettings), "requestBody": request_body(CaptionSettings)},
+    )
+    async def caption(request: Request) -> Response:
+        """Caption a photo: a form with a file, JSON with base64, or its bytes with settings in the query"""
+        settings, [photo] = await read(request, CaptionSettings, 0)
+        job = service.job(settings, settings.explain or settings.format == "html")
+        [image] = await service.pictures([photo])
+        if isinstance(image, ImageError):
+            raise Refused(422, str(image))
+        [result] = await service.caption([image], job)
         if settings.format == "html":
-            text = await asyncio.to_thread(html.render_explanation, title, image, result)
+            text = await asyncio.to_thread(html.render_explanation, photo.name, image, result)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
             return HTMLResponse(text, headers=headers)
-        return JSONResponse({"image": title, **result})
+        return JSONResponse({"image": photo.name, **result})
 
-    return app
-
-
-async def _fields(request: Request, most: int) -> dict[str, Any]:
-    """The settings of the request, `image` as bytes and its `name`"""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type == "application/json":
-        body = b"".join([part async for part in _bounded(request, most)])
-        try:
-            fields = json.loads(body)
-            if not isinstance(fields, dict) or not isinstance(fields.get("image"), str):
-                raise ValueError("it must be an object with a text 'image'")
-            fields["image"] = base64.b64decode(
-                fields["image"].partition("base64,")[2] or fields["image"], validate=True
-            )
-        except (binascii.Error, ValueError, RecursionError) as error:
-            raise Refused(422, f"this JSON cannot be used: {error}.") from None
-        return fields | {"name": "photo"}
-    if content_type != "multipart/form-data":
-        raise Refused(415, "send multipart/form-data with a file 'image', or JSON with 'image' in base64.")
-    try:
-        parser = MultiPartParser(request.headers, _bounded(request, most), max_files=1, max_fields=10)
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:
-        raise Refused(422, f"this form cannot be read: {error}.") from None
-    async with _closing(form):
-        upload = form.get("image")
-        if not isinstance(upload, UploadFile):
-            raise Refused(422, "the form has no file 'image'.")
-        fields = {key: value for key, value in form.items() if isinstance(value, str)}
-        return fields | {"image": await upload.read(), "name": PurePath(upload.filename or "photo").name[:200]}
-
-
-@asynccontextmanager
-async def _closing(form: Any) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await form.close()
-
-
-async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refused(413, f"a request has at most {most:,} bytes.", {"Connection": "close"})
-        yield part
-
-
-def _asked(fields: dict[str, Any], captioner: Captioner) -> Asked:
-    """Validated settings of a request. Raises Refused if a value is out of range."""
-    try:
-        settings = CaptionRequest.model_validate(
-            {key: fields[key] for key in CaptionRequest.model_fields if key in fields}
-        )
-    except ValidationError as error:
-        raise Refused(422, first_problem(error)) from None
-    for view in settings.views:
-        if view not in captioner.views:
-            raise Refused(422, f"there is no view '{view[:50]}'; this model reads {', '.join(captioner.views)}.")
-    beam = max(settings.beam or captioner.config.decode.beam, settings.n_best)
-    views = tuple(view for view in captioner.views if view in (settings.views or captioner.views))
-    return Asked(
-        CaptionOptions(settings.n_best, views, beam=beam),
-        settings.explain or settings.format == "html",
-        settings.format,
+    @api.post(
+        "/v1/captions",
+        response_model=CaptionsResponse,
+        responses=refusals,
+        openapi_extra={"parameters": query_parameters(Settings), "requestBody": request_body(Settings, limits.photos)},
     )
+    async def captions(request: Request) -> Response:
+        """Caption several photos: a form with files, or JSON with base64. A photo that fails has an error"""
+        settings, photos = await read(request, Settings, limits.photos)
+        job = service.job(settings, settings.explain)
+        images = await service.pictures(photos)
+        results = iter(await service.caption([image for image in images if isinstance(image, Image.Image)], job))
+        rows = [{"error": str(image)} if isinstance(image, ImageError) else next(results) for image in images]
+        named = [{"image": photo.name, **row} for photo, row in zip(photos, rows, strict=True)]
+        return JSONResponse({"photos": named})
+
+    @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def counts() -> Response:
+        """Counts of requests and photos, in the text format of Prometheus"""
+        return Response(metrics.text(service.batcher), media_type=CONTENT_TYPE)
+
+    return api
 
 
-def _picture(data: bytes, pixels: int) -> Image.Image:
-    try:
-        image = load_image(data, pixels)
-    except ImageError as error:
-        raise Refused(422, str(error)) from None
-    image.thumbnail((1024, 1024))  # larger than any view needs; the queue holds many pictures
-    return image
+def _key_check(api_key: str) -> Any:
+    async def check(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
+        if given is None or not hmac.compare_digest(given.credentials.encode(), api_key.encode()):
+            raise Refused(401, "send the header 'Authorization: Bearer KEY'.", {"WWW-Authenticate": "Bearer"})
+
+    return check
 
 
 def _samples() -> list[str]:
@@ -256,23 +229,28 @@ def _file(name: str) -> str:
     return resources.files("haav.web").joinpath(name).read_text(encoding="utf-8")
 
 
-def _answers(limits: Limits) -> dict[int | str, dict[str, Any]]:
+def _errors(limits: Limits, *statuses: int) -> dict[int | str, dict[str, Any]]:
     texts = {
+        401: "the API key is missing or wrong",
         408: f"the upload took longer than {limits.seconds:g} s",
         413: f"more than {limits.upload:,} bytes",
-        415: "neither a form nor JSON",
+        415: "not a kind of body that is read",
         422: "not a picture, too large a picture, or a field that cannot be used; error says what",
-        429: f"{limits.waiting} requests wait already; come back after Retry-After seconds",
+        429: f"{limits.waiting} photos wait already; come back after Retry-After seconds",
+        500: "a fault of the server; its log says more",
+        503: "not ready; error says why",
         504: f"no caption within {limits.seconds:g} s",
     }
-    answers: dict[int | str, dict[str, Any]] = {
-        status: {"description": text, "model": ErrorResponse} for status, text in texts.items()
-    }
-    answers[200] = {
-        "description": "the caption, its words with the weight of each view; n_best and explanation if asked for",
-        "model": CaptionResponse,
-    }
-    return answers
+    return {status: {"description": texts[status], "model": ErrorResponse} for status in statuses}
+
+
+def check_origins(origins: Sequence[str]) -> Sequence[str]:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
+            raise ConfigError(
+                f"'{origin}' is not an origin. Give one like https://example.org, without a path, or '*'."
+            )
+    return origins
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -291,13 +269,29 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run(captioner: Captioner, bound: socket.socket, limits: Limits | None = None, name: str = "best") -> None:
-    """`bound`: as `bind` gives it"""
-    import uvicorn
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets is not None
+        host, port, *_ = sockets[0].getsockname()
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port} – Ctrl-C ends it.", flush=True)
 
+
+def run(
+    captioner: Captioner,
+    bound: socket.socket,
+    limits: Limits | None = None,
+    name: str = "best",
+    api_key: str | None = None,
+    cors: Sequence[str] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM. The address is printed when clients can connect. `bound`: as `bind` gives it"""
     blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
     explain(captioner, list(captioner.stream([blank])))  # reports what is missing at start-up, not to a client
-    settings = uvicorn.Config(build_app(captioner, limits, name), log_level="warning", timeout_keep_alive=15)
-    host, port, *_ = bound.getsockname()
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port} – Ctrl-C ends it.", flush=True)
-    uvicorn.Server(settings).run(sockets=[bound])
+    app = build_app(captioner, limits, name, api_key, cors)
+    _Server(server_settings(app)).run(sockets=[bound])
+
+
+def server_settings(app: FastAPI) -> uvicorn.Config:
+    """Errors of the server are logged. Those of clients are counted in /metrics, so that they cannot fill a disk."""
+    return uvicorn.Config(app, http=Connection, ws="none", log_level="error", timeout_keep_alive=15)

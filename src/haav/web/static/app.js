@@ -4,6 +4,7 @@
 const at = (id) => document.getElementById(id);
 let photo = null; // {blob, name, address}
 let asked = 0; // only the answer to the newest question is shown
+let key = sessionStorage.getItem("key") || ""; // of the API, where the server demands one
 
 function say(text) {
   at("status").textContent = text;
@@ -12,6 +13,10 @@ function say(text) {
 function complain(text) {
   at("problem").textContent = text;
   at("problem").hidden = !text;
+}
+
+function call(path, options = {}) {
+  return fetch(path, key ? { ...options, headers: { Authorization: `Bearer ${key}` } } : options);
 }
 
 function question(extra) {
@@ -25,7 +30,7 @@ function question(extra) {
 }
 
 async function answerOf(extra) {
-  const response = await fetch("/v1/caption", { method: "POST", body: question(extra) });
+  const response = await call("/v1/caption", { method: "POST", body: question(extra) });
   if (response.ok) return response;
   const problem = await response.json().catch(() => ({ error: `the server answered ${response.status}.` }));
   throw new Error(problem.error || "the server cannot read this request.");
@@ -63,7 +68,8 @@ function show(data, milliseconds) {
   at("others").replaceChildren(...(data.n_best || []).map((other) => make("li", {}, other.caption)));
   at("copy").disabled = at("download").disabled = false;
   at("copy").dataset.caption = data.caption;
-  say(`${(milliseconds / 1000).toFixed(1)} s, ${percent(data.confidence)} sure`);
+  const doubt = data.unfamiliar ? "; I may not know this kind of picture" : "";
+  say(`${(milliseconds / 1000).toFixed(1)} s, ${percent(data.confidence)} sure${doubt}`);
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const words = [...root.querySelectorAll(".word")];
   words.forEach((word, number) => {
@@ -115,9 +121,13 @@ at("download").addEventListener("click", async () => {
   }
 });
 
-(async () => {
+async function begin() {
   try {
-    const found = await (await fetch("/v1/models")).json();
+    const response = await call("/v1/models");
+    at("key-form").hidden = response.ok;
+    if (!response.ok) return complain(key ? "This is not the key of this server." : "");
+    complain("");
+    const found = await response.json();
     const model = found.models[0];
     at("beam").value = model.beam;
     at("views").append(...model.views.map((name) => {
@@ -135,4 +145,12 @@ at("download").addEventListener("click", async () => {
   } catch {
     complain("The server cannot be reached. Is it still running?");
   }
-})();
+}
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = at("key").value;
+  sessionStorage.setItem("key", key);
+  begin();
+});
+begin();

@@ -1,0 +1,48 @@
+"""The Dockerfile and the systemd unit: linted here, run nowhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from haav.cli.main import parse
+from helpers import ROOT
+
+DEPLOY = ROOT / "deploy"
+UNIT = (DEPLOY / "haav.service").read_text(encoding="utf-8")
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint of the dev extra")
+def test_hadolint_finds_no_fault_in_the_dockerfile() -> None:
+    result = subprocess.run(["hadolint", DEPLOY / "Dockerfile"], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "haav.service"
+    unit.write_text(UNIT.replace("/opt/haav/bin/haav", sys.executable), encoding="utf-8")  # it must exist
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_both_start_a_command_that_exists() -> None:
+    [started] = re.findall(r"^ExecStart=/opt/haav/bin/haav (.+)$", UNIT, re.MULTILINE)
+    [entry] = re.findall(r'^ENTRYPOINT \["/opt/haav/bin/haav", (.+)\]$', DOCKERFILE, re.MULTILINE)
+    assert parse(started.split())[1]["host"] == "127.0.0.1"
+    assert parse(entry.replace('"', "").split(", "))[1]["host"] == "0.0.0.0"
+
+
+def test_everything_that_the_dockerfile_copies_is_there_and_let_through() -> None:
+    allowed = re.findall(r"^!(.+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
+    copied = [file for line in re.findall(r"^COPY ([^-].*) \S+$", DOCKERFILE, re.MULTILINE) for file in line.split()]
+    assert sorted(copied) == sorted(allowed)
+    for file in copied:
+        assert (ROOT / file).exists()
