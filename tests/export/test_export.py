@@ -231,6 +231,8 @@ def test_photos_give_the_same_captions(model: Path, exported: Path) -> None:
         portable.caption(b"no picture")
     with pytest.raises(ConfigError, match="from 1 to the beam"):
         portable.caption(PHOTOS[0], beam=2, n_best=3)
+    with pytest.raises(ConfigError, match="beam must be at most 50, not 51"):
+        portable.caption(PHOTOS[0], beam=51)
 
 
 WITHOUT_TORCH = """

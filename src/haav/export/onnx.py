@@ -53,6 +53,8 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     }
     write_json(folder / WORDS, captioner.vocabulary.to_json())
     write_json(folder / ABOUT, about)
+    if captioner.novelty is not None:
+        captioner.novelty.save(folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 

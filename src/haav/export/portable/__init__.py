@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, overload
 
 import numpy as np
 from PIL import Image
 
-from haav.config import ConfidenceConfig, DecodeConfig
+from haav.config import MAX_CAPTIONS, ConfidenceConfig, DecodeConfig
 from haav.errors import CheckpointError, ConfigError
 from haav.export.portable.search import Hypothesis, Search
 from haav.export.portable.views import SENTENCES, Arrays, PortableExtractors, session
 from haav.files import json_of
-from haav.generate.consensus import by_consensus
-from haav.inference.caption import build_caption
+from haav.inference.caption import build_caption, choose_captions
+from haav.inference.novelty import Novelty, summarise
 from haav.photos.images import Picture, is_picture, load_image
 from haav.text import Vocabulary
 from haav.types import Caption
@@ -52,6 +51,7 @@ class PortableCaptioner:
             self.past_shape = tuple(int(size) for size in about["past"])
             self.decode = DecodeConfig(**about["decode"])
             self.confidence = ConfidenceConfig(**about["confidence"])
+            self.novelty = Novelty.load(folder)
             self.extractors = PortableExtractors(folder, about["extractors"], threads) if about["extractors"] else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -100,21 +100,37 @@ class PortableCaptioner:
     ) -> list[Caption]:
         """Caption photos from the views that `extract` returns."""
         beam = max(n_best, self.decode.beam) if beam is None else beam
+        if beam > MAX_CAPTIONS:
+            raise ConfigError(f"beam must be at most {MAX_CAPTIONS}, not {beam}.")
         if not 1 <= n_best <= beam:
             raise ConfigError(f"n_best must be from 1 to the beam, {beam}, not {n_best}.")
         photos = len(next(iter(extracted.values()))) if extracted else 0
         if not photos:
             return []
         memory = dict(zip(self.memory, self.reader.run(None, self._feed(extracted, photos)), strict=True))
-        sentences = self._sentences(extracted) if self.decode.consensus else None
-        search = Search(self.decode, self.vocabulary, beam, beam if sentences else n_best)
+        sentences = self._sentences(extracted)
+        search = Search(self.decode, self.vocabulary, beam, beam if sentences and self.decode.consensus else n_best)
         results = search(
             lambda words, past, position: self._next(words, past, position, memory), self._no_past(photos), photos
         )
         return [
-            self._captions(hypotheses, n_best, sentences[photo] if sentences else [])
+            choose_captions(
+                self._captions(hypotheses),
+                sentences[photo] if sentences else (),
+                self._novelty(extracted, photo),
+                n_best,
+                self.vocabulary,
+                self.decode,
+                self.confidence,
+            )
             for photo, hypotheses in enumerate(results)
         ]
+
+    def _novelty(self, extracted: Mapping[str, Sequence[Arrays]], photo: int) -> float | None:
+        views = extracted.get(self.novelty.view) if self.novelty is not None else None
+        if self.novelty is None or not views or not len(views[photo]["tokens"]):
+            return None
+        return self.novelty(summarise(views[photo]["tokens"], views[photo].get("boxes")))
 
     def _sentences(self, extracted: Mapping[str, Sequence[Arrays]]) -> list[list[str]] | None:
         for name, spec in self.views.items():
@@ -157,12 +173,11 @@ class PortableCaptioner:
         scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
         return scores, trust, known
 
-    def _captions(self, hypotheses: list[Hypothesis], n_best: int, sentences: Sequence[str]) -> Caption:
+    def _captions(self, hypotheses: list[Hypothesis]) -> list[Caption]:
         possible = [self._caption(hypothesis) for hypothesis in hypotheses if hypothesis.logprob > -math.inf]
         if not possible:
             raise ConfigError("no caption fits decode.max_words and the other rules.")
-        best, *others = by_consensus(possible, sentences, self.vocabulary, self.decode)[:n_best]
-        return replace(best, n_best=tuple(others))
+        return possible
 
     def _caption(self, hypothesis: Hypothesis) -> Caption:
         weights = hypothesis.trust.tolist() if hypothesis.trust.shape[1] else None

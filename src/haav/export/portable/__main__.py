@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from haav.errors import HaavError, ImageError
+from haav.errors import HaavError, ImageError, printable
 from haav.export.portable import PortableCaptioner
 
 
@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
                 failed, result = 1, {"error": str(error)}
             print(json.dumps({"image": photo, **result}), flush=True)
     except HaavError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error), lines=True), file=sys.stderr)
         return 2
     return failed
 
