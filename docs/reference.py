@@ -37,7 +37,9 @@ def commands() -> str:
         "",
         "This page is generated from the functions in `haav.cli`. `haav COMMAND --help` prints the same.",
         "",
-        "Exit codes: 0 when done, 1 after an error that haav names, 2 for wrong usage.",
+        "| exit code | |",
+        "|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in cli.EXIT_CODES.items()),
         "",
         "Commands marked *takes settings* accept any [setting](settings.md) as a flag with its dotted name,",
         "for example `--decode.beam 1`. Commands that use a trained model accept only `--decode` settings.",
@@ -113,6 +115,8 @@ def _about(field: dataclasses.Field[Any], hint: Any) -> list[str]:
         about.append(f"at least {limits['low']}")
     if limits.get("below") is not None:
         about.append(f"below {limits['below']}")
+    if limits.get("most") is not None:
+        about.append(f"at most {limits['most']}")
     if field.default is not dataclasses.MISSING and field.default != "":
         about.append(f"default `{_yaml(field.default)}`")
     return about
