@@ -23,7 +23,7 @@ help:
 
 setup: $(STAMP)
 	@# What the shipped model needs, and what tests and text databases do. The cache may be empty when .venv is not.
-	@$(VENV)/bin/haav weights fetch best minilm-l6 clip-vit-b16 dinov2-vit-s14 >/dev/null
+	@$(VENV)/bin/haav weights fetch best minilm-l6 dinov2-vit-s14 efficientnet-lite2 yolov4-tiny >/dev/null
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -63,10 +64,12 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def pictures(folder: Path) -> Check:
+    import pillow_heif
     from PIL import Image
 
     from haav.photos.images import load_image
 
+    pillow_heif.register_heif_opener()
     image = Image.effect_mandelbrot((60, 40), (-2, -1.5, 1, 1.5), 40).convert("RGB")
     corpus = []
     for file_format, options in {
@@ -78,6 +81,8 @@ def pictures(folder: Path) -> Check:
         "BMP": {},
         "PPM": {},
         "AVIF": {},
+        "JPEG2000": {},
+        "HEIF": {},
     }.items():
         buffer = io.BytesIO()
         image.save(buffer, file_format, **options)
@@ -238,16 +243,19 @@ def exports(folder: Path) -> Check:
 def captions(folder: Path) -> Check:
     """Files of captions: to go on with, and to be scored"""
     from haav.data.predictions import load_predictions
-    from haav.inference.stream import CaptionFile
+    from haav.inference.caption_file import CaptionFile, MadeWith
 
-    line = json.dumps({"image": "a.jpg", "caption": "a dog", "confidence": 0.5, "words": []}).encode() + b"\n"
+    made_with = MadeWith("model", "0123456789ab", {"beam": 3})
+    row = {"image": "a.jpg", "caption": "a dog", "confidence": 0.5, "words": [], "made_with": asdict(made_with)}
+    line = json.dumps(row).encode() + b"\n"
     broken = json.dumps({"image": "b.jpg", "error": "no"}).encode() + b"\n"
     results = json.dumps([{"image_id": 1, "caption": "a dog"}, {"image_id": 2, "caption": "a cat"}]).encode()
 
     def check(rng: random.Random) -> None:
         if rng.random() < 0.5:
             (folder / "c.jsonl").write_bytes(mutate(line + broken + line, rng))
-            CaptionFile(folder / "c.jsonl")
+            with CaptionFile(folder / "c.jsonl", made_with):
+                pass
         else:
             (folder / "c.json").write_bytes(mutate(results, rng))
             load_predictions(folder / "c.json")

@@ -142,7 +142,7 @@ def test_files_that_vanish_stop_no_batch(tmp_path: Path, model: Path) -> None:
     last.unlink()
     rest, errors = process.communicate()
     rows += [json.loads(line) for line in rest.splitlines()]
-    assert process.returncode == 1, errors
+    assert process.returncode == 3, errors
     assert len(rows) == 30
     assert [row["image"] for row in rows if "error" in row] == [str(last)]
 

@@ -13,11 +13,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from haav.weights import ARTEFACTS
-from helpers import ROOT
+from helpers import ROOT, SAMPLES
 
-EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots")
+EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots", "heif")
 LARGEST = 60_000_000
 
 
@@ -52,6 +53,22 @@ def test_every_package_has_its_licence_in_the_list() -> None:
     assert len(packages) > 50
     assert sorted(packages - {_plain(name) for name in rows}) == []
     assert [name for name, licence in rows.items() if "unknown" in licence.lower() or licence == "?"] == []
+
+
+def test_every_sample_photo_has_a_source_and_free_terms() -> None:
+    text = (SAMPLES / "SOURCES.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+\.jpg)` \| .+ \| (.+) \|$", text, re.MULTILINE))
+    assert list(rows) == sorted(file.name for file in SAMPLES.glob("*.jpg"))
+    assert [name for name, terms in rows.items() if not re.search(r"; (CC0|public domain)\b", terms)] == []
+
+
+def test_sample_photos_are_small_and_without_metadata() -> None:
+    for file in SAMPLES.glob("*.jpg"):
+        with Image.open(file) as photo:
+            assert max(photo.size) <= 640, file.name
+            assert not photo.getexif(), file.name
+            assert photo.info.keys() <= {"jfif", "jfif_version", "jfif_unit", "jfif_density", "dpi"}, file.name
+        assert file.stat().st_size < 100_000, file.name
 
 
 def build(out: Path) -> Path:

@@ -107,7 +107,7 @@ def test_pages_figures_and_data_are_written_for_each_photo(
     captioner.save_pretrained(tmp_path / "model")
     (tmp_path / "broken.jpg").write_bytes(b"no")
     words = [str(SAMPLES / "cat.jpg"), str(SAMPLES / "coffee.jpg"), str(tmp_path / "broken.jpg")]
-    assert main(["explain", *words, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "why")]) == 1
+    assert main(["explain", *words, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "why")]) == 3
     made = sorted(file.name for file in (tmp_path / "why").iterdir())
     assert made == sorted(f"{name}.{suffix}" for name in ("cat", "coffee") for suffix in ("html", "json", "png"))
     with Image.open(tmp_path / "why" / "cat.png") as figure:
@@ -128,7 +128,7 @@ def test_caption_explains_what_it_captions_also_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(picture)))
     words = ["-", str(SAMPLES / "coffee.jpg"), str(tmp_path / "broken.jpg"), "--beam", "2", "--views", "cells"]
     model = ["--model", str(tmp_path / "model"), "--json"]
-    assert main(["caption", *words, *model, "--explain", str(tmp_path / "why")]) == 1
+    assert main(["caption", *words, *model, "--explain", str(tmp_path / "why")]) == 3
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert ["caption" in row for row in said] == [True, True, False]
     for name, row in zip(("photo", "coffee"), said[:2], strict=True):
