@@ -25,8 +25,8 @@ import numpy as np
 
 from haav.cli.main import main as haav
 from haav.data.annotations import Photo, load_dataset
-from haav.evaluate.ptb import tokenize
 from haav.evaluate.scores import SLOW, Report, compare, evaluate
+from haav.inference.calibrate import used_words
 from haav.inference.captioner import Captioner
 from haav.inference.confidence import reliability
 from haav.inference.pack import pack
@@ -119,11 +119,9 @@ def share(word: str, photos: Sequence[Photo], said: dict[str, Caption]) -> float
 def calibration(photos: Sequence[Photo], said: dict[str, Caption]) -> dict[str, float]:
     sure, used = [], []
     for photo in photos:
-        by_people = {token for text in photo.captions for token in tokenize(text)}
-        for word in said[photo.id].words:
-            if tokens := tokenize(word.text):
-                sure.append(word.confidence)
-                used.append(by_people.issuperset(tokens))
+        by_people = used_words(said[photo.id], photo)
+        sure += [said[photo.id].words[place].confidence for place in by_people]
+        used += by_people.values()
     error = reliability(sure, used)[0]
     return {"sure, others": float(np.mean(sure)), "used by people, others": float(np.mean(used)), "error": error}
 

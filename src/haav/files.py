@@ -35,7 +35,7 @@ def write_together(files: Mapping[Path, Writer]) -> None:
             write(staged[path])
             with open(name, "rb") as file:
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)
+            os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
         for path, temporary in staged.items():
             os.replace(temporary, path)
     except (OSError, SafetensorError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.data.annotations import Photo
 from haav.errors import CheckpointError, DataError
-from haav.inference.calibrate import fit_words
+from haav.inference.calibrate import Case, fit_confidence, held_out_report, used_words
 from haav.inference.caption import choose_captions
 from haav.inference.confidence import area_under_curve, caption_confidence, fit_logistic
-from haav.inference.novelty import FILE, Novelty, summarise
+from haav.inference.novelty import FILE, Novelty, save_novelty, summarise
 from haav.photos.blank import blank_pictures
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Word
@@ -28,26 +27,57 @@ def caption_of(text: str, *confidences: float) -> Caption:
     return Caption(text, words, -1.0, sum(confidences) / len(confidences))
 
 
+def said(*words: tuple[str, float]) -> Caption:
+    return Caption("", tuple(Word(text, 0, logprob, 0.0, None) for text, logprob in words), 0.0, 0.0)
+
+
 def test_words_that_people_use_are_counted() -> None:
     """Every photo: one sure word that people use, one unsure that they do not. Fitted, the error nearly vanishes."""
-
-    def caption(*words: tuple[str, float]) -> Caption:
-        return Caption("", tuple(Word(text, 0, logprob, 0.0, None) for text, logprob in words), 0.0, 0.0)
-
-    photos = [Photo(str(n), "val", ("a man's dog",)) for n in range(40)]
-    captions: dict[str, Any] = {photo.id: caption(("man's", -0.9), ("cat", -1.5)) for photo in photos}
-    _, report = fit_words(captions, photos)
+    photo = Photo("0", "val", ("a man's dog",))
+    caption = said(("man's", -0.9), ("cat", -1.5), (".", -0.1))
+    used = used_words(caption, photo)
+    assert used == {0: True, 1: False}, "a full stop is no word"
+    report = held_out_report([Case(caption, used)] * 40, [], np.arange(40) < 20)
     assert report["used by people"] == 0.5
     assert report["words"] == 80
     assert report["calibration error of the confidence"] < 0.05 < report["calibration error of the probabilities"]
     with pytest.raises(DataError, match="nothing to calibrate on"):
-        fit_words(captions, [Photo("0", "val")])
+        fit_confidence([Case(caption, {})], [])
+    with pytest.raises(DataError, match="at least two"):
+        held_out_report([Case(caption, used)], [], np.array([True]))
+
+
+def test_agreement_and_novelty_are_learnt_from_photos_and_blank_pictures() -> None:
+    """Captions of equal probability: those that agree with sentences are right, those of blank pictures never are."""
+    rng = np.random.default_rng(0)
+    caption = said(("a", -0.5), ("dog", -0.5))
+
+    def case(agreement: float, novelty: float, right: float) -> Case:
+        return Case(caption, {0: rng.random() < right, 1: rng.random() < right}, agreement, novelty)
+
+    photos = [
+        case(agrees, novelty, 0.2 + agrees) for agrees, novelty in zip(rng.random(400) * 0.7, rng.normal(size=400))
+    ]
+    blanks = [case(0.3, 8 + rng.random(), 0.0) for _ in range(40)]
+    settings = fit_confidence(photos, blanks)
+    assert settings.agreement > 1
+    assert settings.novelty < -0.5
+    assert 2 < settings.unfamiliar_above < 4
+    assert settings.typical_agreement == pytest.approx(0.35, abs=0.03)
+    report = held_out_report(photos, blanks, np.array([photo.agreement > 0.35 for photo in photos]))
+    assert report["area under the curve, caption is good"] > 0.99
+    assert report["area under the curve by the words alone"] == pytest.approx(0.5, abs=0.05)
+    assert report["confidence of blank pictures"] < 0.1 < 0.5 < report["confidence of photos"]
+    assert report["blank pictures flagged"] == 1
+    assert report["photos flagged"] < 0.03
+    without = fit_confidence([replace(photo, agreement=None, novelty=None) for photo in photos], [])
+    assert (without.agreement, without.novelty, without.unfamiliar_above) == (0, 0, 0)
 
 
 def test_by_default_a_caption_is_as_sure_as_its_words_are_on_average() -> None:
     caption = caption_of("a dog runs", 0.9, 0.3, 0.6)
-    assert caption_confidence(caption, 0.2, 5.0, ConfidenceConfig()) == pytest.approx(0.6)
-    assert caption_confidence(replace(caption, words=()), None, None, ConfidenceConfig()) == 0.0
+    assert caption_confidence(caption.words, 0.2, 5.0, ConfidenceConfig()) == pytest.approx(0.6)
+    assert caption_confidence((), None, None, ConfidenceConfig()) == 0.0
 
 
 def test_agreement_raises_and_novelty_lowers_confidence_by_the_fitted_line() -> None:
@@ -59,9 +89,9 @@ def test_agreement_raises_and_novelty_lowers_confidence_by_the_fitted_line() -> 
     def sigmoid(x: float) -> float:
         return float(1 / (1 + np.exp(-x)))
 
-    assert caption_confidence(caption, 0.4, 2.0, settings) == pytest.approx(sigmoid(0.3 + 2 * 0.3 - 0.5 * 0.5))
-    assert caption_confidence(caption, 0.1, 1.4, settings) == pytest.approx(sigmoid(0.3)), "below the limit"
-    assert caption_confidence(caption, None, None, settings) == pytest.approx(sigmoid(0.3)), "unknown is typical"
+    assert caption_confidence(caption.words, 0.4, 2.0, settings) == pytest.approx(sigmoid(0.3 + 2 * 0.3 - 0.5 * 0.5))
+    assert caption_confidence(caption.words, 0.1, 1.4, settings) == pytest.approx(sigmoid(0.3)), "below the limit"
+    assert caption_confidence(caption.words, None, None, settings) == pytest.approx(sigmoid(0.3)), "unknown is typical"
 
 
 def test_a_picture_above_the_limit_is_flagged() -> None:
@@ -113,15 +143,26 @@ def test_novelty_is_what_the_main_directions_of_known_photos_miss(tmp_path: Path
     error = np.sqrt(np.mean((x - inside) ** 2))
     assert novelty(odd[0]) == pytest.approx((error - novelty.typical) / novelty.spread, rel=1e-4)
 
-    novelty.save(tmp_path)
-    loaded = Novelty.load(tmp_path)
+    save_novelty(tmp_path, novelty)
+    loaded = Novelty.load(tmp_path, {"patches": 16})
     assert loaded is not None
     assert loaded.view == "patches"
     assert loaded(odd[0]) == pytest.approx(novelty(odd[0]), rel=1e-2), "directions are kept in float16"
-    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="haav calibrate"):
-        Novelty.load(tmp_path)
-    assert Novelty.load(tmp_path / "elsewhere") is None
+    whole = (tmp_path / FILE).read_bytes()
+    for damaged in (
+        whole[:100],
+        whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
+        whole.replace(b"patches", b"patchez"),
+    ):
+        (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="haav calibrate"):
+            Novelty.load(tmp_path, {"patches": 16, "patchez": 16})
+    (tmp_path / FILE).write_bytes(whole)
+    for widths in ({"patches": 15}, {"grid": 16}):
+        with pytest.raises(CheckpointError, match="which the model does not read"):
+            Novelty.load(tmp_path, widths)
+    save_novelty(tmp_path, None)
+    assert Novelty.load(tmp_path, {"patches": 16}) is None, "a model without it does not keep that of another"
 
 
 def test_a_view_is_summarised_by_its_tokens_of_the_whole_photo() -> None:

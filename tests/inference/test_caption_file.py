@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from haav.cli.main import main
-from haav.errors import DataError
+from haav.errors import DataError, ImageError
 from haav.inference.caption_file import CaptionFile, MadeWith
+from haav.inference.captioner import Captioner
+from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.types import Caption
 from helpers import SAMPLES, save_model
@@ -24,17 +26,29 @@ def captioned(name: str, text: str = "a dog") -> CaptionedPhoto:
     return CaptionedPhoto(PhotoItem(name, lambda: b""), caption=Caption(text, (), 0.0, 0.5))
 
 
+def failed(name: str) -> CaptionedPhoto:
+    return CaptionedPhoto(PhotoItem(name, lambda: b""), error=ImageError("broken"))
+
+
 def names_in(path: Path) -> list[str]:
     return [json.loads(line)["image"] for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
-    "text", ["my diary\n", "my diary", '[{"image_id": 1}]', '{"a": 1}\n', '{"image": "a", "caption": "b"}']
+    "text",
+    [
+        "my diary\n",
+        "my diary",
+        '[{"image_id": 1}]',
+        '{"a": 1}\n',
+        '{"image": "a.jpg", "label": "dog"}\n{"image": "b.jpg", "label": "cat"}\n',
+        '{"image": "a", "caption": "b"}',
+    ],
 )
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, text: str) -> None:
     out = tmp_path / "captions.jsonl"
     out.write_text(text)
-    if text.startswith('{"image": '):
+    if not text.endswith("\n") and text.startswith('{"image": '):
         with CaptionFile(out, MADE_WITH):  # a line of ours that was cut off before its end
             assert out.read_text() == ""
         return
@@ -83,8 +97,10 @@ def test_captions_of_another_origin_are_refused_or_replaced(tmp_path: Path) -> N
     with CaptionFile(out, MadeWith("new", "ba9876543210", {}), overwrite=True) as file:
         assert not file.done
         assert out.read_bytes() == before, "until there is something new"
+        file.add([failed("/c.jpg")])
+        assert out.read_bytes() == before, "a failure does not replace captions"
         file.add([captioned("/b.jpg")])
-    assert names_in(out) == ["/b.jpg"]
+    assert names_in(out) == ["/c.jpg", "/b.jpg"]
     out.write_text('{"image": "a.jpg", "caption": "of version 0.2.0"}\n')
     with pytest.raises(DataError, match="there     not recorded: an earlier version of haav wrote it"):
         CaptionFile(out, MADE_WITH)
@@ -158,3 +174,30 @@ def test_a_model_is_told_by_its_files(tmp_path: Path) -> None:
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
     assert made_with()["fingerprint"] != before["fingerprint"]
+
+
+def test_other_files_beside_a_model_do_not_make_it_another_model(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    config = Captioner.from_pretrained(model).config
+
+    def fingerprint() -> str:
+        return MadeWith.of([str(model)], CaptionOptions(), config, None).fingerprint
+
+    before = fingerprint()
+    (model / "scores.json").write_text("{}")
+    assert fingerprint() == before
+    (model / "vocabulary.json").write_text((model / "vocabulary.json").read_text() + " ")
+    assert fingerprint() != before
+
+
+def test_a_linked_file_stays_a_link_and_keeps_its_rights(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.jsonl", tmp_path / "link.jsonl"
+    with CaptionFile(target, MADE_WITH) as file:
+        file.add([captioned("/a.jpg"), failed("/b.jpg")])
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with CaptionFile(link, MADE_WITH) as file:  # rewritten without the failure
+        file.add([captioned("/b.jpg")])
+    assert link.is_symlink()
+    assert names_in(target) == ["/a.jpg", "/b.jpg"]
+    assert target.stat().st_mode & 0o777 == 0o600

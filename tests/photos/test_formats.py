@@ -70,7 +70,9 @@ def test_archives_are_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", [b"", b"BMW drivers", b"P2P", b"The free lunch", b"a.jpg\nb.jpg\n", b"<note/>"])
+@pytest.mark.parametrize(
+    "text", [b"", b"BMW drivers", b"P2P", b"P1 priorities", b"Pf off", b"The free lunch", b"a.jpg\nb.jpg\n", b"<note/>"]
+)
 def test_texts_are_no_pictures(text: bytes) -> None:
     assert format_of(text) is None
 

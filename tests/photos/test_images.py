@@ -117,8 +117,9 @@ def test_truth_values_are_black_and_white() -> None:
     assert np.asarray(load_image(mask))[..., 0].tolist() == [[255, 0]]
 
 
-def test_sixteen_bit_arrays_are_scaled() -> None:
-    ramp = (np.arange(128) * 257).astype(np.uint16).reshape(8, 16)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sixteen_bit_arrays_are_scaled(order: str) -> None:
+    ramp = (np.arange(128) * 257).astype(f"{order}u2").reshape(8, 16)
     assert np.array_equal(np.asarray(load_image(ramp))[..., 0], np.arange(128).reshape(8, 16))
     assert np.asarray(load_image(np.full((2, 2), 200, np.uint16))).max() == 0, "dark, not bright"
 
@@ -183,6 +184,15 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.jpg", tmp_path):
         with pytest.raises(ImageError, match="cannot read"):
             load_image(path)
+
+
+def test_pictures_and_files_that_cannot_be_read_any_more_are_refused() -> None:
+    truncated = Image.open(io.BytesIO(encode(halves(), "PNG")[:60]))
+    closed = io.BytesIO(encode(halves(), "PNG"))
+    closed.close()
+    for picture in (truncated, closed):
+        with pytest.raises(ImageError, match="is damaged|cannot read"):
+            load_image(picture)
 
 
 GOOD = {file_format: encode(halves(), file_format) for file_format in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}

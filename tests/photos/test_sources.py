@@ -47,13 +47,15 @@ def test_photos_in_a_folder_are_told_by_ending_or_content(tmp_path: Path) -> Non
 def test_photos_in_a_tar_are_told_by_ending_or_content(tmp_path: Path) -> None:
     whole = (make_photos(tmp_path, 1) / "000.jpg").read_bytes()
     with tarfile.open(tmp_path / "photos.bin", "w") as tar:
-        for name, data in {"a.jpg": whole, "b": whole, "c.pdf": PDF}.items():
+        for name, data in {"a.jpg": whole, "b": whole, "c.pdf": PDF, "d.jpg": b""}.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     search = photos_of(str(tmp_path / "photos.bin"))
-    assert [photo.id for photo in search.photos] == ["a.jpg", "b"]
+    assert [photo.id for photo in search.photos] == ["a.jpg", "b", "d.jpg"]
     assert search.photos[1].read() == whole
+    with pytest.raises(ImageError, match=r"photos\.bin/d\.jpg is empty"):
+        search.photos[2].read()
     assert search.note == "not read: 1 other file (1 .pdf)"
 
 

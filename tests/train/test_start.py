@@ -247,7 +247,9 @@ def test_a_model_without_text_database_or_base_data_is_trained_with_a_warning(wo
     setup = prepare(finetuning(world), tmp_path, world / "base", say=said.append)
     assert any("nothing keeps the model from forgetting" in line for line in said)
     assert (setup.base, setup.learner.start, setup.config.train.keep_weight) == (None, None, 0)
+    assert setup.novelty is not None
     fresh = prepare(configured("toy", None, {"train.keep_weight": 1}), tmp_path)
+    assert fresh.novelty is None, "that of another run in this folder is not its own"
     assert fresh.learner.start is None, "there is nothing to keep of chance weights"
 
 

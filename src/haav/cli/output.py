@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from haav.config import changed_settings
 from haav.errors import printable
 from haav.evaluate.scores import METRICS, Difference, Report
 from haav.palette import TERMINAL, colours_of
@@ -369,11 +369,7 @@ def print_description(description: Description) -> None:
 
 def print_settings(section: str, settings: Any) -> None:
     """Print the settings of a section that differ from the defaults."""
-    changed = [
-        f"{field.name} {value}"
-        for field in fields(settings)
-        if (value := getattr(settings, field.name)) != field.default
-    ]
+    changed = [f"{name} {value}" for name, value in changed_settings(settings).items()]
     Console().print(f"{section}: {', '.join(changed) or 'default settings'}", highlight=False, soft_wrap=True)
 
 

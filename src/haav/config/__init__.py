@@ -1,6 +1,6 @@
 """Settings: `schema` declares them, `parse` checks them, `load` reads presets, recipes and files."""
 
-from haav.config.parse import Given, SettingPath, flatten, override, parse, to_dict
+from haav.config.parse import Given, SettingPath, changed_settings, flatten, override, parse, to_dict
 from haav.config.schema import (
     MAX_CAPTIONS,
     ConfidenceConfig,
@@ -23,6 +23,7 @@ __all__ = [
     "ModelConfig",
     "SettingPath",
     "TrainConfig",
+    "changed_settings",
     "flatten",
     "override",
     "parse",

@@ -50,6 +50,12 @@ def flatten(tree: Mapping[str, Any], origin: str = "", path: SettingPath = ()) -
     return flat
 
 
+def changed_settings(section: Any) -> dict[str, Any]:
+    """Settings of a section that differ from their defaults"""
+    values = {item.name: (getattr(section, item.name), item.default) for item in dataclasses.fields(section)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
 def override(config: Config, section: str, settings: Mapping[str, Any]) -> Config:
     """A validated copy of the config with some settings of a section replaced. Problems spell a `Given` as it was."""
     changes: dict[SettingPath, Given] = {

@@ -23,6 +23,7 @@ from haav.files import make_folder
 from haav.generate.beam import BeamSearch
 from haav.generate.build import build_strategy
 from haav.inference.captioner import Captioner
+from haav.inference.novelty import save_novelty
 from haav.model.haav import Haav
 from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
 from haav.views import Extractor, find_extractor_class
@@ -53,8 +54,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     }
     write_json(folder / WORDS, captioner.vocabulary.to_json())
     write_json(folder / ABOUT, about)
-    if captioner.novelty is not None:
-        captioner.novelty.save(folder)
+    save_novelty(folder, captioner.novelty)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 

@@ -28,12 +28,12 @@ def by_consensus(
     captions: Sequence[Caption], agreements: Sequence[float | None], settings: DecodeConfig
 ) -> list[Caption]:
     """Captions sorted by log-probability + `consensus` · agreement. None, without sentences, leaves their order."""
+    if not settings.consensus:
+        return list(captions)
     total = [
         caption.logprob + settings.consensus * share if share is not None else 0.0
         for caption, share in zip(captions, agreements, strict=True)
     ]
-    if not settings.consensus:
-        return list(captions)
     return [captions[index] for index in sorted(range(len(total)), key=lambda index: -total[index])]
 
 

@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from haav.config import ConfidenceConfig
 from haav.data.annotations import Photo
-from haav.errors import DataError, HaavError
+from haav.errors import DataError, ViewError
 from haav.evaluate.cider import Cider
 from haav.evaluate.ptb import tokenize
-from haav.generate.consensus import Consensus
+from haav.inference.caption import agreements_of
 from haav.inference.captioner import Captioner
 from haav.inference.confidence import (
     area_under_curve,
     caption_confidence,
     caption_features,
     confidence,
-    confidences,
     fit,
     fit_logistic,
     reliability,
@@ -29,7 +28,7 @@ from haav.inference.novelty import Novelty, summarise
 from haav.photos.blank import blank_pictures
 from haav.store import Store
 from haav.store.shards import ShardStore
-from haav.types import Caption, PhotoView
+from haav.types import Caption, PhotoView, Word
 from haav.views import views_that_give
 
 BLANKS = 64
@@ -48,14 +47,25 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What is known about a caption, and how good it is."""
+class Case:
+    """What is known about a caption, and which of its words people used."""
 
     caption: Caption
-    agreement: float | None
-    novelty: float | None
-    used: float
-    """share of its words that people used; 0 for a picture that shows nothing"""
+    used: Mapping[int, bool]
+    """whether people used the word at a position; marks that are not words have none"""
+    agreement: float | None = None
+    novelty: float | None = None
+
+    @property
+    def share(self) -> float:
+        return float(np.mean(list(self.used.values()))) if self.used else 0.0
+
+    def words(self, settings: ConfidenceConfig) -> tuple[Word, ...]:
+        """The words of the caption with their confidence"""
+        return tuple(replace(word, confidence=confidence(word.logprob, settings)) for word in self.caption.words)
+
+    def confidence(self, settings: ConfidenceConfig) -> float:
+        return caption_confidence(self.words(settings), self.agreement, self.novelty, settings)
 
 
 def calibrate(
@@ -65,69 +75,87 @@ def calibrate(
     val: Sequence[Photo],
     captions: Mapping[str, Caption],
 ) -> Calibration:
-    """`captions`: of the val photos. Errors are measured on photos that the curves were not fitted on."""
+    """Fit the confidence of a model. `captions`: of the val photos"""
     val = [photo for photo in val if photo.captions and photo.id in captions]
-    words, report = fit_words(captions, val)
-    view = captioner.views[0]
-    novelty = _fit_novelty(store, view, train, val)
-    cases = [_case_of(captioner, store, photo, captions[photo.id], words, novelty) for photo in val]
-    blanks = _blank_cases(captioner, words, novelty)
+    novelty = _fit_novelty(store, captioner.views[0], train, val)
+    cases = [_case_of(captioner, store, photo, captions[photo.id], novelty) for photo in val]
+    blanks = _blank_cases(captioner, novelty)
+    settings = fit_confidence(cases, blanks)
+    return Calibration(settings, novelty, held_out_report(cases, blanks, _above_median(val, captions)))
+
+
+def fit_confidence(cases: Sequence[Case], blanks: Sequence[Case]) -> ConfidenceConfig:
+    """`blanks`: captions of pictures that show nothing, which are wrong whatever they say"""
+    words = [(case.caption.words[place].logprob, used) for case in cases for place, used in case.used.items()]
+    if not words:
+        raise DataError("nothing to calibrate on: no photo has both a caption and references.")
+    settings = fit(*zip(*words, strict=True))
     agreements = [case.agreement for case in cases if case.agreement is not None]
     novelties = [case.novelty for case in cases if case.novelty is not None]
-    words = replace(
-        words,
+    settings = replace(
+        settings,
         typical_agreement=float(np.mean(agreements)) if agreements else 0.0,
         unfamiliar_above=max(float(np.quantile(novelties, FAMILIAR)), 1e-6) if novelties else 0.0,
     )
-    settings = _fit_captions(words, [*cases, *blanks])
-    good = _above_median(val, captions)
-    held_out = np.zeros(len(cases))
-    for fold in (0, 1):
-        other = _fit_captions(words, [*cases[1 - fold :: 2], *blanks[1 - fold :: 2]])
-        held_out[fold::2] = _caption_confidences(cases[fold::2], other)
-    plain = [np.mean([word.confidence for word in case.caption.words] or [0.0]) for case in cases]
-    sure_of_blanks = _caption_confidences(blanks, settings)
-    report |= {
-        "captions": len(cases),
-        "calibration error of captions": reliability(held_out, [case.used for case in cases])[0],
-        "area under the curve, caption is good": area_under_curve(held_out, good),
-        "area under the curve by the words alone": area_under_curve(plain, good),
-        "blank pictures": len(blanks),
-        "confidence of photos": float(held_out.mean()),
-        "confidence of blank pictures": float(sure_of_blanks.mean()) if len(blanks) else None,
-        "blank pictures flagged": _flagged(blanks, settings),
-        "photos flagged": _flagged(cases, settings),
-    }
-    return Calibration(settings, novelty, report)
+    together = [*cases, *blanks]
+    features = [caption_features(case.words(settings), case.agreement, case.novelty, settings) for case in together]
+    weights = fit_logistic(features, [case.share for case in together], [0.0, 1.0, 0.0, 0.0])
+    offset, slope, agreement, unlike = map(float, weights)
+    return replace(settings, caption_offset=offset, caption_slope=slope, agreement=agreement, novelty=unlike)
 
 
-def fit_words(
-    captions: Mapping[str, Caption], photos: Sequence[Photo]
-) -> tuple[ConfidenceConfig, dict[str, float | int | None]]:
-    """Fit the confidence of words to whether people used the word for the same photo."""
-    words: list[tuple[int, float, bool]] = []
-    for index, photo in enumerate(photo for photo in photos if photo.captions):
-        used = _used_words(photo)
-        said = [(word.logprob, tokenize(word.text)) for word in captions[photo.id].words]
-        words += [(index % 2, logprob, used.issuperset(tokens)) for logprob, tokens in said if tokens]
-    if not words:
-        raise DataError("nothing to calibrate on: no photo has both a caption and references.")
-    half, logprobs, hits = (np.array(column) for column in zip(*words, strict=True))
-    if len(set(half.tolist())) < 2:
+def held_out_report(
+    cases: Sequence[Case], blanks: Sequence[Case], good: NDArray[np.bool_]
+) -> dict[str, float | int | None]:
+    """Errors on photos and blank pictures that the curves were not fitted on: each half is judged by the other.
+
+    `good`: whether the caption of each case is good
+    """
+    if len(cases) < 2:
         raise DataError("calibration fits on some photos and tests on others: it needs at least two with references.")
-    held_out = np.zeros(len(words))
+    words: list[tuple[float, float, bool]] = []
+    by_caption, by_words = np.zeros(len(cases)), np.zeros(len(cases))
+    of_blanks: list[float] = []
+    flagged: list[bool] = []
+    blanks_flagged: list[bool] = []
+    halves = (blanks[: len(blanks) // 2], blanks[len(blanks) // 2 :])
     for fold in (0, 1):
-        held_out[half == fold] = confidences(logprobs[half == fold], fit(logprobs[half != fold], hits[half != fold]))
-    return fit(logprobs, hits), {
+        settings = fit_confidence(cases[1 - fold :: 2], halves[1 - fold])
+        for index in range(fold, len(cases), 2):
+            case, judged = cases[index], cases[index].words(settings)
+            words += [(judged[place].logprob, judged[place].confidence, used) for place, used in case.used.items()]
+            by_caption[index] = case.confidence(settings)
+            by_words[index] = np.mean([word.confidence for word in judged] or [0.0])
+            flagged.append(_is_unfamiliar(case, settings))
+        of_blanks += [case.confidence(settings) for case in halves[fold]]
+        blanks_flagged += [_is_unfamiliar(case, settings) for case in halves[fold]]
+    logprobs, confidences, hits = (np.array(column) for column in zip(*words, strict=True))
+    return {
         "words": len(words),
         "used by people": float(hits.mean()),
         "calibration error of the probabilities": reliability(np.exp(logprobs), hits)[0],
-        "calibration error of the confidence": reliability(held_out, hits)[0],
+        "calibration error of the confidence": reliability(confidences, hits)[0],
+        "captions": len(cases),
+        "calibration error of captions": reliability(by_caption, [case.share for case in cases])[0],
+        "area under the curve, caption is good": area_under_curve(by_caption, good),
+        "area under the curve by the words alone": area_under_curve(by_words, good),
+        "confidence of photos": float(by_caption.mean()),
+        "photos flagged": float(np.mean(flagged)),
+        "blank pictures": len(blanks),
+        "confidence of blank pictures": float(np.mean(of_blanks)) if blanks else None,
+        "blank pictures flagged": float(np.mean(blanks_flagged)) if blanks else None,
     }
 
 
-def _used_words(photo: Photo) -> set[str]:
-    return {token for text in photo.captions for token in tokenize(text)}
+def used_words(caption: Caption, photo: Photo) -> dict[int, bool]:
+    """Whether people used each word of a caption for the photo, by its position"""
+    by_people = {token for text in photo.captions for token in tokenize(text)}
+    tokens = {place: tokenize(word.text) for place, word in enumerate(caption.words)}
+    return {place: by_people.issuperset(parts) for place, parts in tokens.items() if parts}
+
+
+def _is_unfamiliar(case: Case, settings: ConfidenceConfig) -> bool:
+    return case.novelty is not None and 0 < settings.unfamiliar_above < case.novelty
 
 
 def _fit_novelty(store: Store | ShardStore, view: str, train: Sequence[Photo], val: Sequence[Photo]) -> Novelty | None:
@@ -147,35 +175,31 @@ def _summary(view: PhotoView) -> NDArray[np.float32]:
 
 
 def _case_of(
-    captioner: Captioner,
-    store: Store | ShardStore,
-    photo: Photo,
-    caption: Caption,
-    words: ConfidenceConfig,
-    novelty: Novelty | None,
-) -> _Case:
+    captioner: Captioner, store: Store | ShardStore, photo: Photo, caption: Caption, novelty: Novelty | None
+) -> Case:
     names = [*views_that_give("sentences", captioner.views)[:1], *([novelty.view] if novelty else [])]
     views = {name: store.get_many(name, [photo.id])[0] for name in names}
-    used = _used_words(photo)
-    said = [tokens for tokens in (tokenize(word.text) for word in caption.words) if tokens]
-    share = float(np.mean([used.issuperset(tokens) for tokens in said])) if said else 0.0
-    return _case(captioner, caption, views, words, novelty, share)
+    return _case(captioner, caption, views, novelty, used_words(caption, photo))
 
 
-def _blank_cases(captioner: Captioner, words: ConfidenceConfig, novelty: Novelty | None) -> list[_Case]:
+def _blank_cases(captioner: Captioner, novelty: Novelty | None) -> list[Case]:
     """Captions of pictures that show nothing. Empty if the model cannot look at pictures, e.g. for want of a bridge."""
-    pictures = blank_pictures(BLANKS)
+    if captioner.extractors is None:
+        return []
     try:
-        extracted = captioner.extract(pictures[:1])
-    except HaavError:
+        for view in captioner.views:
+            captioner.extractors.extractor(view)
+    except ViewError:
         return []
     cases = []
+    pictures = blank_pictures(BLANKS)
     for start in range(0, len(pictures), 8):
         extracted = captioner.extract(pictures[start : start + 8])
         captions = captioner.caption_extracted(extracted)
         for row, caption in enumerate(captions):
             views = {name: views[row] for name, views in extracted.items()}
-            cases.append(_case(captioner, caption, views, words, novelty, 0.0))
+            unused = dict.fromkeys(range(len(caption.words)), False)
+            cases.append(_case(captioner, caption, views, novelty, unused))
     return cases
 
 
@@ -183,31 +207,17 @@ def _case(
     captioner: Captioner,
     caption: Caption,
     views: Mapping[str, PhotoView],
-    words: ConfidenceConfig,
     novelty: Novelty | None,
-    used: float,
-) -> _Case:
-    calibrated = tuple(replace(word, confidence=confidence(word.logprob, words)) for word in caption.words)
-    agreement = None
+    used: Mapping[int, bool],
+) -> Case:
+    sentences: Sequence[str] = ()
     for name in views_that_give("sentences", views)[:1]:
-        told = (views[name].labels or ())[: captioner.config.decode.consensus_of]
-        if told:
-            (agreement,) = Consensus(captioner.vocabulary)([[word.text for word in caption.words]], told)
-    strange = None
+        sentences = views[name].labels or ()
+    [agreement] = agreements_of([caption], sentences, captioner.vocabulary, captioner.config.decode)
+    unlike = None
     if novelty is not None and len(views[novelty.view].tokens):
-        strange = novelty(_summary(views[novelty.view]))
-    return _Case(replace(caption, words=calibrated), agreement, strange, used)
-
-
-def _fit_captions(words: ConfidenceConfig, cases: Sequence[_Case]) -> ConfidenceConfig:
-    features = [caption_features(case.caption, case.agreement, case.novelty, words) for case in cases]
-    weights = fit_logistic(features, [case.used for case in cases], [0.0, 1.0, 0.0, 0.0])
-    offset, slope, agreement, novelty = map(float, weights)
-    return replace(words, caption_offset=offset, caption_slope=slope, agreement=agreement, novelty=novelty)
-
-
-def _caption_confidences(cases: Sequence[_Case], settings: ConfidenceConfig) -> NDArray[np.float64]:
-    return np.array([caption_confidence(case.caption, case.agreement, case.novelty, settings) for case in cases])
+        unlike = novelty(_summary(views[novelty.view]))
+    return Case(caption, used, agreement, unlike)
 
 
 def _above_median(photos: Sequence[Photo], captions: Mapping[str, Caption]) -> NDArray[np.bool_]:
@@ -216,9 +226,3 @@ def _above_median(photos: Sequence[Photo], captions: Mapping[str, Caption]) -> N
     said = [" ".join(tokenize(captions[photo.id].text)).split() for photo in photos]
     scores = cider.score(np.arange(len(photos)), said)
     return np.asarray(scores > np.median(scores))
-
-
-def _flagged(cases: Sequence[_Case], settings: ConfidenceConfig) -> float | None:
-    if not cases or not settings.unfamiliar_above:
-        return None
-    return float(np.mean([(case.novelty or 0.0) > settings.unfamiliar_above for case in cases]))

@@ -33,8 +33,17 @@ def build_caption(
         )
         for step, text in enumerate(texts)
     )
-    mean = sum(word.confidence for word in words) / len(words) if words else 0.0
-    return Caption(" ".join(texts), words, sum(logprobs), mean)
+    return Caption(" ".join(texts), words, sum(logprobs), caption_confidence(words, None, None, settings))
+
+
+def agreements_of(
+    captions: Sequence[Caption], sentences: Sequence[str], vocabulary: Vocabulary, decode: DecodeConfig
+) -> list[float | None]:
+    """Agreement of each caption with the nearest of the sentences. None without sentences"""
+    nearest = sentences[: decode.consensus_of]
+    if not nearest:
+        return [None] * len(captions)
+    return [*Consensus(vocabulary)([[word.text for word in caption.words] for caption in captions], nearest)]
 
 
 def choose_captions(
@@ -50,13 +59,12 @@ def choose_captions(
 
     `sentences`: those retrieved for the photo, nearest first; `novelty`: of the photo, None if unknown
     """
-    told = sentences[: decode.consensus_of]
-    agreements: list[float | None] = [None] * len(captions)
-    if told:
-        agreements = [*Consensus(vocabulary)([[word.text for word in caption.words] for caption in captions], told)]
+    agreements = agreements_of(captions, sentences, vocabulary, decode)
     unfamiliar = novelty is not None and 0 < settings.unfamiliar_above < novelty
     judged = [
-        replace(caption, confidence=caption_confidence(caption, agreement, novelty, settings), unfamiliar=unfamiliar)
+        replace(
+            caption, confidence=caption_confidence(caption.words, agreement, novelty, settings), unfamiliar=unfamiliar
+        )
         for caption, agreement in zip(captions, agreements, strict=True)
     ]
     best, *others = by_consensus(judged, agreements, decode)[:n_best]

@@ -6,19 +6,20 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from haav.config import Config
+from haav.config import Config, changed_settings
 from haav.errors import DataError
 from haav.files import json_of, write_atomically
+from haav.inference.novelty import FILE as NOVELTY
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import STANDARD_INPUT, CaptionedPhoto, whole_path
 from haav.locks import try_lock
-from haav.pretrained import find_model
+from haav.pretrained import CONFIG, VOCABULARY, WEIGHTS, find_model
 
 BEGINNING = b'{"image": '
 MAX_LINE = 10_000_000
@@ -48,9 +49,7 @@ class MadeWith:
         }
         decode = options.decode(config)
         settings = {name: value for name, value in settings.items() if value not in (None, [])}
-        settings |= {
-            field.name: value for field in fields(decode) if (value := getattr(decode, field.name)) != field.default
-        }
+        settings |= changed_settings(decode)
         homes = [find_model(model) for model in models]
         return cls("+".join(home.resolve().name for home in homes), "+".join(map(_fingerprint, homes)), settings)
 
@@ -67,7 +66,9 @@ class CaptionFile:
         self.done: set[str] = set()
         """photos with a caption in the file; standard input never counts, as its photo may differ"""
         self._stale = overwrite
-        """whether what is in the file is to be replaced, as soon as there are new captions"""
+        """whether what is in the file is to be replaced, as soon as there is a new caption"""
+        self._failed: list[bytes] = []
+        """lines of photos that failed before the first new caption"""
         self._file = self._open()
         try:
             if not overwrite:
@@ -89,10 +90,15 @@ class CaptionFile:
 
     def add(self, photos: Sequence[CaptionedPhoto]) -> None:
         try:
+            lines = list(map(self._line, photos))
             if self._stale:
+                # Failures alone do not replace captions: they wait for the first new one.
+                self._failed += lines
+                if all(photo.caption is None for photo in photos):
+                    return
                 self._file.truncate(0)
-                self._stale = False
-            data = memoryview(b"".join(map(self._line, photos)))
+                self._stale, lines = False, self._failed
+            data = memoryview(b"".join(lines))
             while data:
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
@@ -129,14 +135,14 @@ class CaptionFile:
             with open(self.path, "rb") as file:
                 for line_number, line in enumerate(_lines(file), 1):
                     row = self._row(line, line_number)
-                    if row is None or "caption" not in row:
+                    if row is None or "error" in row:
                         spoilt = True
                         continue
                     self._check_origin(row.get("made_with"))
                     if row["image"] != STANDARD_INPUT:
                         self.done.add(str(row["image"]))
             if spoilt:
-                write_atomically(self.path, self._copy_captions)
+                write_atomically(self.path.resolve(), self._copy_captions)
                 replaced, self._file = self._file, self._open()
                 replaced.close()
         except OSError as error:
@@ -155,7 +161,7 @@ class CaptionFile:
         with open(self.path, "rb") as old, open(copy, "wb") as new:
             for line_number, line in enumerate(_lines(old), 1):
                 row = self._row(line, line_number)
-                if row is not None and "caption" in row:
+                if row is not None and "error" not in row:
                     new.write(line)
 
     def _row(self, line: bytes, line_number: int) -> dict[str, Any] | None:
@@ -165,8 +171,9 @@ class CaptionFile:
             return None
         try:
             row: dict[str, Any] = json_of(line)
-            row["image"]
-        except (ValueError, KeyError, TypeError):
+            if "image" not in row or not {"caption", "error"} & row.keys():
+                raise ValueError
+        except (ValueError, TypeError, AttributeError):
             raise DataError(
                 f"{self.path}: line {line_number} is not a caption of haav. Name another file with --out."
             ) from None
@@ -178,8 +185,9 @@ class CaptionFile:
 def _fingerprint(directory: Path) -> str:
     """Of the files of a model directory, but not of its retrieval, whose fingerprint is in its config"""
     digest = hashlib.sha256()
-    for file in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")]):
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    for name in (CONFIG, VOCABULARY, WEIGHTS, NOVELTY):
+        file = directory / name
+        digest.update(hashlib.sha256(file.read_bytes() if file.exists() else b"").digest())
     return digest.hexdigest()[:12]
 
 

@@ -18,7 +18,7 @@ from haav.errors import CheckpointError, ConfigError, ImageError, unknown
 from haav.generate.build import build_rules, build_strategy, demanded, forbidden
 from haav.generate.loop import Generated, collapse_repeats, generate
 from haav.inference.caption import build_caption, choose_captions
-from haav.inference.novelty import Novelty, summarise
+from haav.inference.novelty import Novelty, save_novelty, summarise
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
@@ -107,7 +107,8 @@ class Captioner:
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, resolved.device)
         extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)
-        captioner = cls(model, config, vocabulary, extractors, Novelty.load(directory))
+        novelty = Novelty.load(directory, {name: spec.dim for name, spec in config.model.views.items()})
+        captioner = cls(model, config, vocabulary, extractors, novelty)
         captioner.name = f"the model {directory}"
         return captioner
 
@@ -156,8 +157,7 @@ class Captioner:
         if self.joined:
             raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
         save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
-        if self.novelty is not None:
-            self.novelty.save(Path(directory))
+        save_novelty(Path(directory), self.novelty)
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a text, bytes and an array are iterable, and still one photo

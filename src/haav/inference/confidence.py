@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from haav.config import ConfidenceConfig
-from haav.types import Caption
+from haav.types import Word
 
 
 def confidence(logprob: float, settings: ConfidenceConfig) -> float:
@@ -22,24 +23,24 @@ def confidences(logprobs: ArrayLike, settings: ConfidenceConfig) -> NDArray[np.f
 
 
 def caption_confidence(
-    caption: Caption, agreement: float | None, novelty: float | None, settings: ConfidenceConfig
+    words: Sequence[Word], agreement: float | None, novelty: float | None, settings: ConfidenceConfig
 ) -> float:
     """Expected share of the words of a caption that people use. None stands for a typical value."""
-    if not caption.words:
+    if not words:
         return 0.0
-    features = caption_features(caption, agreement, novelty, settings)
+    features = caption_features(words, agreement, novelty, settings)
     weights = (settings.caption_offset, settings.caption_slope, settings.agreement, settings.novelty)
     return float(_sigmoid(np.dot(weights, features)))
 
 
 def caption_features(
-    caption: Caption, agreement: float | None, novelty: float | None, settings: ConfidenceConfig
+    words: Sequence[Word], agreement: float | None, novelty: float | None, settings: ConfidenceConfig
 ) -> tuple[float, float, float, float]:
     """1, the logit of the mean confidence of the words, agreement above the typical one, novelty above the limit
 
     Below the limit novelty says nothing: photos that are a little unusual get captions as good as others.
     """
-    mean = sum(word.confidence for word in caption.words) / max(1, len(caption.words))
+    mean = sum(word.confidence for word in words) / max(1, len(words))
     return (
         1.0,
         float(_logits(np.log(np.clip([mean], 1e-12, 1)))[0]),

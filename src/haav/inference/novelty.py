@@ -7,6 +7,8 @@ uses it too.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ FILE = "novelty.safetensors"
 COMPONENTS = 256
 
 Floats = NDArray[np.float32]
+Arrays = dict[str, NDArray[Any]]
 
 
 def summarise(tokens: Floats, boxes: Floats | None) -> Floats:
@@ -64,30 +67,47 @@ class Novelty:
         missed = x - self.components.T @ (self.components @ x)
         return (float(np.sqrt((missed**2).mean())) - self.typical) / self.spread
 
-    def save(self, directory: Path) -> None:
-        arrays: dict[str, NDArray[Any]] = {
-            "mean": self.mean,
-            "scale": self.scale,
-            "components": self.components.astype(np.float16),
-        }
-        numbers = {"typical": repr(self.typical), "spread": repr(self.spread)}
-        write_atomically(directory / FILE, lambda path: save_file(arrays, path, {"view": self.view, **numbers}))
-
     @classmethod
-    def load(cls, directory: Path) -> Novelty | None:
-        """The one of a model directory, if it has one."""
+    def load(cls, directory: Path, widths: Mapping[str, int]) -> Novelty | None:
+        """The one of a model directory, if it has one. `widths`: of the tokens of each view of the model"""
         path = directory / FILE
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata()
-                mean, scale, components = (
-                    file.get_tensor(name).astype(np.float32) for name in ("mean", "scale", "components")
-                )
-            if not mean.shape == scale.shape == components.shape[1:]:
-                raise ValueError(f"shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
+                arrays = {name: file.get_tensor(name) for name in ("mean", "scale", "components")}
+            if _checksum(arrays, metadata) != metadata["sha256"]:
+                raise ValueError("its checksum does not match")
+            mean, scale, components = (array.astype(np.float32) for array in arrays.values())
+            width = widths.get(metadata["view"])
+            if not mean.shape == scale.shape == components.shape[1:] == (width,):
+                raise ValueError(f"it is of {metadata['view']} of {len(mean)} channels, which the model does not read")
             typical, spread = float(metadata["typical"]), float(metadata["spread"])
             return cls(metadata["view"], mean, scale, components, typical, spread)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise CheckpointError(f"{path} is damaged: {error}.\n  Make it again with: haav calibrate") from None
+
+
+def save_novelty(directory: Path, novelty: Novelty | None) -> None:
+    """Save it in a model directory. None removes that of an earlier model."""
+    if novelty is None:
+        (directory / FILE).unlink(missing_ok=True)
+        return
+    arrays: Arrays = {
+        "mean": novelty.mean,
+        "scale": novelty.scale,
+        "components": novelty.components.astype(np.float16),
+    }
+    metadata = {"view": novelty.view, "typical": repr(novelty.typical), "spread": repr(novelty.spread)}
+    metadata["sha256"] = _checksum(arrays, metadata)
+    write_atomically(directory / FILE, lambda path: save_file(arrays, path, metadata))
+
+
+def _checksum(arrays: Arrays, metadata: Mapping[str, str]) -> str:
+    """SHA-256 over the numbers and the arrays"""
+    digest = hashlib.sha256("\0".join(metadata[name] for name in ("view", "typical", "spread")).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

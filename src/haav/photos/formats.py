@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ SOUND = FileFormat("a sound recording")
 ARCHIVE = FileFormat("a compressed archive", advice=_UNPACK)
 ZIP = FileFormat("a ZIP archive or an office document", advice=_UNPACK)
 
+_PPM = re.compile(rb"P(?:[1-6]\s+[\d#]|f\s+-?[\d.#])")
 _BEGINNINGS: tuple[tuple[bytes, FileFormat], ...] = (
     (b"\xff\xd8\xff", JPEG),
     (b"\x89PNG\r\n\x1a\n", _readable("PNG")),
@@ -95,7 +97,7 @@ def format_of(head: bytes) -> FileFormat | None:
     # Texts may begin with these letters too, so what follows is looked at.
     if head[:2] == b"BM" and head[15:18] == b"\0\0\0":
         return BMP
-    if head[:1] == b"P" and head[1:2] in b"123456f" and head[2:3].isspace():
+    if _PPM.match(head):
         return PPM
     if head[257:262] == b"ustar":
         return TAR

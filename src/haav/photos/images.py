@@ -7,7 +7,8 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeGuard, Union
@@ -55,18 +56,25 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     if isinstance(picture, np.ndarray):
         return _from_array(picture, "the array")
     if isinstance(picture, Image.Image):
-        return _to_rgb(picture, "the image")
+        with _decoding("the image", most):
+            return _to_rgb(picture, "the image")
     name, data = _bytes_of(picture)  # type: ignore[arg-type]  # tensors are handled above
     decoder = _decoder(data, name)
     if len(data) > MAX_BYTES:
         raise ImageError(f"{name} has more than {MAX_BYTES:,} bytes.")
+    with _decoding(name, most), Image.open(io.BytesIO(data), formats=(decoder,)) as image:
+        width, height = image.size
+        if width * height > most:
+            raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
+        image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
+        return _to_rgb(image, name)
+
+
+@contextmanager
+def _decoding(name: str, most: int) -> Iterator[None]:
+    """Turns the faults of decoders into ImageError."""
     try:
-        with Image.open(io.BytesIO(data), formats=(decoder,)) as image:
-            width, height = image.size
-            if width * height > most:
-                raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
-            image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
-            return _to_rgb(image, name)
+        yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -78,9 +86,12 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name} is damaged: {reason}.") from None
 
 
-def read_photo(path: str | Path, offset: int = 0, size: int | None = None) -> bytes:
-    """The bytes of a photo: a file, or a part of one. What is no photo is refused before it is read as a whole."""
-    name = printable(str(path))
+def read_photo(path: str | Path, offset: int = 0, size: int | None = None, name: str = "") -> bytes:
+    """The bytes of a photo: a file, or a part of one. What is no photo is refused before it is read as a whole.
+
+    `name` is what errors call it (default: the path).
+    """
+    name = printable(name or str(path))
     try:
         length = regular_file(path).st_size - offset if size is None else size
         with open(path, "rb") as file:
@@ -150,7 +161,10 @@ def _bytes_of(picture: str | Path | bytes | BinaryIO) -> tuple[str, bytes]:
             "  Give a path, bytes, an open file, a PIL image, an array or a tensor."
         )
     name = printable(str(getattr(picture, "name", "the file")))
-    data = picture.read(MAX_BYTES + 1)
+    try:
+        data = picture.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # e.g. a closed file
+        raise ImageError(unreadable(name, error)) from None
     if not isinstance(data, bytes):
         raise ImageError(f"{name} is open as text; open it with 'rb'.")
     return name, data
@@ -220,7 +234,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
         raise ImageError(f"an array of shape {shape} is not a picture; use (height, width, 3).")
     if array.dtype == np.bool_:
         pixels = array * np.uint8(255)
-    elif array.dtype == np.uint16:
+    elif array.dtype.kind == "u" and array.dtype.itemsize == 2:  # of any byte order
         pixels = array // 257
     elif np.issubdtype(array.dtype, np.integer):
         _check_range(array, 255, name, "Pixels are 0 to 255. For 16 bits, use uint16.")

@@ -8,7 +8,7 @@ import re
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
@@ -45,7 +45,7 @@ class PhotoRef:
     def read(self) -> bytes:
         if self.fault:
             raise ImageError(self.fault)
-        return read_photo(self.path, self.offset, None if self.size < 0 else self.size)
+        return read_photo(self.path, self.offset, None if self.size < 0 else self.size, self.place)
 
 
 @dataclass
@@ -90,7 +90,7 @@ def photos_of(source: str, recursive: bool = True) -> Search:
     return search
 
 
-def find_photos(sources: Iterable[str | Path], note: Callable[[str], object] = lambda text: None) -> list[PhotoRef]:
+def find_photos(sources: Sequence[str | Path], note: Callable[[str], object] = lambda text: None) -> list[PhotoRef]:
     """Photos of folders (and of the tar files in them), tar files, lists of paths (.txt or @FILE), single pictures.
 
     A photo is named by its path inside the folder or tar. Two photos of the same name are an error. `note` is told

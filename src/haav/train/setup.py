@@ -22,7 +22,7 @@ from haav.data.toy import make_toy
 from haav.errors import ConfigError
 from haav.evaluate.reward import CiderReward
 from haav.generate.build import build_rules
-from haav.inference.novelty import Novelty
+from haav.inference.novelty import Novelty, save_novelty
 from haav.model.build import build_contrast, build_model, resolve
 from haav.model.contrast import MomentumContrast
 from haav.model.ensemble import Ensemble
@@ -112,13 +112,11 @@ def prepare(
                 "  Start from a packed model (haav pack), or name data that it knows: --data.dataset MINE,KNOWN:base."
             )
             config = _without_start(config)
-        novelty = Novelty.load(find_model(init))
-        if novelty is not None and distributed.rank() == 0:
-            novelty.save(out)
-        distributed.wait()
         model, config, vocabulary, known_words = start_from(init, config, mixture, store, say)
         config = _with_makers(config, store)
+        _save_novelty(out, Novelty.load(find_model(init), _widths(config)))
     else:
+        _save_novelty(out, None)
         vocabulary = Vocabulary.build(mixture.sentences, data.min_count)
         config = _without_start(_with_makers(_fit_to_data(config, store, vocabulary), store))
         model = build_model(config.model)
@@ -143,10 +141,20 @@ def prepare(
         further,
         base,
         mixture.val,
-        Novelty.load(out),
+        Novelty.load(out, _widths(config)),
         store,
         _fingerprint(config, vocabulary, mixture, further, base),
     )
+
+
+def _save_novelty(out: Path, novelty: Novelty | None) -> None:
+    if distributed.rank() == 0:
+        save_novelty(out, novelty)
+    distributed.wait()
+
+
+def _widths(config: Config) -> dict[str, int]:
+    return {name: spec.dim for name, spec in config.model.views.items()}
 
 
 def _fit_to_data(config: Config, store: Store | ShardStore, vocabulary: Vocabulary) -> Config:

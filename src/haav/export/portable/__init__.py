@@ -51,7 +51,7 @@ class PortableCaptioner:
             self.past_shape = tuple(int(size) for size in about["past"])
             self.decode = DecodeConfig(**about["decode"])
             self.confidence = ConfidenceConfig(**about["confidence"])
-            self.novelty = Novelty.load(folder)
+            self.novelty = Novelty.load(folder, {name: int(spec["dim"]) for name, spec in self.views.items()})
             self.extractors = PortableExtractors(folder, about["extractors"], threads) if about["extractors"] else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
