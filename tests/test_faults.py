@@ -236,7 +236,7 @@ def test_a_killed_server_can_be_started_again_at_once(server: Any) -> None:
 
 
 def test_a_port_that_cannot_be_is_refused_before_an_address_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--port", "99999"]) == 1
+    assert main(["serve", "--port", "99999"]) == 2
     shown = capsys.readouterr()
     assert "a port is a number from 0 to 65535, not 99999" in shown.err
     assert shown.out == ""
@@ -246,7 +246,7 @@ def test_a_port_that_is_taken_is_named(model: Path, capsys: pytest.CaptureFixtur
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main(["serve", "--model", str(model), "--port", str(taken.getsockname()[1])]) == 1
+        assert main(["serve", "--model", str(model), "--port", str(taken.getsockname()[1])]) == 2
     shown = capsys.readouterr()
     assert re.search("cannot listen at .*: Address already in use", shown.err)
     assert "--port" in shown.err

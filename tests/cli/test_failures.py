@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from haav.cli import output
+from haav.cli.main import main
 from haav.errors import ImageError
 from haav.inference.stream import CaptionedPhoto, PhotoItem
+from helpers import SAMPLES
 
 
 def failed(name: str, error: str = "it is empty.") -> CaptionedPhoto:
@@ -33,3 +35,28 @@ def test_a_single_photo_needs_no_summary(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_reason_that_names_the_photo_is_said_as_it_is(error: str) -> None:
     assert output.failure(failed("a.jpg", error)) == error
     assert output.failure(failed("b/a.jpg", error)) == f"b/a.jpg: {error}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--decode.bean", "3"],
+        ["--format", "xml"],
+        ["--beam", "100000"],
+        ["--batch", "0"],
+        ["--overwrite"],
+        ["--device", "gpu"],
+        ["--seed", "3"],
+        ["--views", "nothing"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_wrong_usage_has_a_code_of_its_own(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caption", str(SAMPLES / "cat.jpg"), *words]) == 2
+    assert words[0].removeprefix("--decode.").strip("-s") in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for device in ("gpu", "cuda:99"):
+        assert main(["caption", str(SAMPLES / "cat.jpg"), "--device", device]) == 2
+        assert f"device '{device}' cannot be used on this machine. Available: cpu" in capsys.readouterr().err

@@ -67,3 +67,16 @@ def test_errors_and_checks_name_files_with_escapes(tmp_path: Path, capsys: pytes
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert r"[/red]\x1b[2J.jpg" in shown
+
+
+def test_files_and_stores_are_named_with_escapes(
+    model: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, store = str(tmp_path / f"{NAME}.jsonl"), str(tmp_path / f"store {NAME}")
+    assert main(["caption", str(folder), "--model", model, "--out", out]) == 3
+    assert main(["extract", "--images", str(folder), "--store", store, "--views", "cells"]) == 3
+    assert main(["store", "info", store]) == 0
+    assert main(["store", "verify", store]) == 0
+    assert main(["store", "export-webdataset", store]) == 0
+    assert main(["store", "drop", store, "--view", "cells"]) == 0
+    assert_harmless(capsys.readouterr().out, 5)

@@ -198,6 +198,7 @@ def test_check_finds_missing_duplicate_and_shared_photos(tmp_path: Path, capsys:
         ("t.json", '{"images": [], "annotations": []}', "t.json names no photo"),
         ("t.csv", "image,caption\na.jpg,\nb.jpg,\n", "no photo of .*t.csv has a caption"),
         ("t.csv", "image,text\na.jpg,a dog\n", "has a caption. In a table, captions are in the column 'caption'"),
+        ("t.csv", "image,caption\na.jpg,   \n", "no photo of .*t.csv has a caption"),
         ("t.jsonl", '{"image": "a.jpg"}\n', "no photo of .*t.jsonl has a caption"),
     ],
 )

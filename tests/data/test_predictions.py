@@ -277,7 +277,7 @@ def test_mistakes_are_named(
     world: dict[str, str], capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     common = ["--model", world["all"], "--store", world["store"], "--dataset", world["data.json"]]
-    assert run("predict", *common, "--out", world["out.json"], *words) == 1
+    assert run("predict", *common, "--out", world["out.json"], *words) in (1, 2)
     assert message in capsys.readouterr().err
     assert not Path(world["out.json"]).exists()
 
@@ -298,7 +298,7 @@ def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.Ca
     assert run("calibrate", world["all"], *data, "--decode.beam", "1") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["calibration error of the confidence"] < report["calibration error of the probabilities"]
-    assert run("calibrate", f"{world['all']},{world['two']}", *data) == 1
+    assert run("calibrate", f"{world['all']},{world['two']}", *data) == 2
     assert "give one model" in capsys.readouterr().err
     after = Captioner.from_pretrained(world["all"])
     assert after.config.confidence.offset == report["offset"] != before.config.confidence.offset
@@ -307,7 +307,7 @@ def test_calibrate_saves_what_it_fitted(world: dict[str, str], capsys: pytest.Ca
     after.save_pretrained(world["all"], torch.float16)
     assert run("calibrate", world["all"], *data) == 0
     assert saved_dtype(world["all"]) == torch.float16, "a model that was packed stays small"
-    assert run("calibrate", world["all"], *data, "--split", "test") == 1
+    assert run("calibrate", world["all"], *data, "--split", "test") == 2
     assert "never on test" in capsys.readouterr().err
 
 
@@ -338,4 +338,4 @@ def test_retrieval_alone_says_the_nearest_or_the_most_agreed_on(tmp_path: Path) 
     for baseline, expected in (("nearest", "odd one"), ("consensus", "a puppy")):
         assert main([*words, baseline]) == 0
         assert load_predictions(tmp_path / "c.json") == {"p.jpg": expected}
-    assert main([*words, "best"]) == 1
+    assert main([*words, "best"]) == 2

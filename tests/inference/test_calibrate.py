@@ -55,9 +55,7 @@ def test_agreement_and_novelty_are_learnt_from_photos_and_blank_pictures() -> No
     def case(agreement: float, novelty: float, right: float) -> Case:
         return Case(caption, {0: rng.random() < right, 1: rng.random() < right}, agreement, novelty)
 
-    photos = [
-        case(agrees, novelty, 0.2 + agrees) for agrees, novelty in zip(rng.random(400) * 0.7, rng.normal(size=400))
-    ]
+    photos = [case(agreement, rng.normal(), 0.2 + agreement) for agreement in 0.7 * rng.random(400)]
     blanks = [case(0.3, 8 + rng.random(), 0.0) for _ in range(40)]
     settings = fit_confidence(photos, blanks)
     assert settings.agreement > 1

@@ -106,6 +106,17 @@ def test_captions_of_another_origin_are_refused_or_replaced(tmp_path: Path) -> N
         CaptionFile(out, MADE_WITH)
 
 
+def test_only_captions_are_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8 a photo")
+    with pytest.raises(DataError, match="does not hold captions of haav"):
+        CaptionFile(tmp_path / "photo.jpg", MADE_WITH, overwrite=True)
+    assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8 a photo"
+    (tmp_path / "empty").write_bytes(b"")
+    with CaptionFile(tmp_path / "empty", MADE_WITH, overwrite=True) as file:
+        file.add([captioned("/a.jpg")])
+    assert names_in(tmp_path / "empty") == ["/a.jpg"]
+
+
 OTHER_RUN = """
 import sys
 from haav.inference.caption_file import CaptionFile, MadeWith

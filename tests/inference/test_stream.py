@@ -172,7 +172,7 @@ def test_captions_can_be_plain_text_or_csv(model: Path, folder: Path, capsys: py
 def test_flags_that_contradict_each_other_are_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["caption", "a.jpg", *words]) == 1
+    assert main(["caption", "a.jpg", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -322,7 +322,7 @@ def test_a_folder_called_best_does_not_hide_the_shipped_model(tmp_path: Path, mo
 def test_settings_that_cannot_work_are_named_as_they_were_typed(
     model: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["caption", "a.jpg", "--model", str(model), *words]) == 1
+    assert main(["caption", "a.jpg", "--model", str(model), *words]) == 2
     assert message in capsys.readouterr().err
 
 

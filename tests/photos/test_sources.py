@@ -51,12 +51,16 @@ def test_photos_in_a_tar_are_told_by_ending_or_content(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+        for name, kind in {"hard": tarfile.LNKTYPE, "soft": tarfile.SYMTYPE, "pipe": tarfile.FIFOTYPE}.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a.jpg"
+            tar.addfile(member)
     search = photos_of(str(tmp_path / "photos.bin"))
     assert [photo.id for photo in search.photos] == ["a.jpg", "b", "d.jpg"]
     assert search.photos[1].read() == whole
     with pytest.raises(ImageError, match=r"photos\.bin/d\.jpg is empty"):
         search.photos[2].read()
-    assert search.note == "not read: 1 other file (1 .pdf)"
+    assert search.note == "not read: 4 other files (2 link, 1 .pdf, 1 device)"
 
 
 def test_a_list_is_read_only_where_it_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +90,8 @@ def test_addresses_are_refused_with_what_to_do(tmp_path: Path) -> None:
         find_photos([address])
     assert "is an address" in fault(address)
     assert "is an address" in fault("ftp://example.org/*.jpg")
+    assert "is an address" in fault("www.example.org/cat.jpg")
+    assert fault("file:///photos/my%20cat.jpg").endswith("is an address. Give the path alone: /photos/my cat.jpg")
     (tmp_path / "list.txt").write_text(f"{address}\n")
     assert "is an address" in fault(tmp_path / "list.txt")
 

@@ -371,7 +371,7 @@ def test_a_toy_run_learns_and_leaves_what_it_promises(tmp_path: Path, capsys: py
     assert list((out / "tensorboard").iterdir())
     captioner = Captioner.from_pretrained(out / "best")
     assert captioner.config.data.dataset == "", "a saved model names no files of this machine"
-    assert main(["train", "toy", "--out", str(out)]) == 1
+    assert main(["train", "toy", "--out", str(out)]) == 2
     assert "holds a run already" in capsys.readouterr().err
 
 
@@ -528,7 +528,7 @@ def test_mistakes_are_named_before_anything_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *words]) == 1
+    assert main(["train", *words]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x" / "config.yaml").exists()
 

@@ -181,7 +181,7 @@ def test_commands_work_from_photos_to_shards(tmp_path: Path, capsys: pytest.Capt
     assert main(["store", "drop", store, "--view", "patch_regions"]) == 0
     assert main(["store", "info", store]) == 0
     assert "patch_regions" not in capsys.readouterr().out.replace("'patch_regions' dropped", "")
-    assert main(["store", "fly", store]) == 1
+    assert main(["store", "fly", store]) == 2
     assert "unknown action 'fly'" in capsys.readouterr().err
 
 

@@ -90,7 +90,7 @@ def caption(
                     waiting = []
                 show(photo)
     if file is not None and not quiet:
-        print(f"{out}: {len(items) - failed:,} captions, {kept:,} of them kept; {failed} failed.")
+        print(f"{printable(str(out))}: {len(items) - failed:,} captions, {kept:,} of them kept; {failed} failed.")
     return exit_code(len(items) - failed, failed)
 
 
@@ -122,6 +122,8 @@ def _options(
     from haav.inference.options import CaptionOptions
 
     decode = captioner.config.decode
+    if seed is not None and decode.method != "sample":
+        raise ConfigError("--seed needs --decode.method sample: beam search draws nothing at random.")
     options = CaptionOptions(n_best, tuple(listed(views)) or None, tuple(listed(must)), tuple(listed(never)), seed)
     if widen and decode.method == "beam" and decode.beam < n_best:
         options = replace(options, beam=n_best)

@@ -50,10 +50,10 @@ def extract(
     with output.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     counts = f"{summary.photos:,} photos extracted, {summary.skipped:,} already stored, {len(summary.failures)} failed"
-    print(f"{store}: {counts}.")
+    print(f"{printable(store)}: {counts}.")
     if summary.failures:
         first = printable(summary.failures[0].error, lines=True)
-        print(f"{store}/{extract.FAILURES} lists them; the first: {first}", file=sys.stderr)
+        print(f"{printable(store)}/{extract.FAILURES} lists them; the first: {first}", file=sys.stderr)
     return exit_code(summary.photos + summary.skipped, len(summary.failures))
 
 
@@ -87,7 +87,7 @@ def import_features(
     with output.progress("photos") as progress:
         summary = importers.import_features(layout, Path(source), store, view, id_template, progress)
     counts = f"{summary.photos:,} photos imported, {summary.skipped:,} already stored, {len(summary.failures)} failed"
-    print(f"{store}: {counts}.")
+    print(f"{printable(store)}: {counts}.")
     for failure in summary.failures[:10]:
         print(f"{printable(failure.image)}: {printable(failure.error, lines=True)}", file=sys.stderr)
     return exit_code(summary.photos + summary.skipped, len(summary.failures))
@@ -118,16 +118,17 @@ def store(
             if not view:
                 raise ConfigError("drop needs --view NAME.")
             opened.drop(view)
-            print(f"{path}: view '{view}' dropped.")
+            print(f"{printable(path)}: view '{view}' dropped.")
         elif action == "verify":
             faults = [(name, photo, fault) for name in chosen for photo, fault in opened.verify(name) if fault]
             for name, photo, fault in faults[:20]:
                 print(f"{name} {printable(photo)}: {printable(fault, lines=True)}")
-            print(f"{path}: {sum(opened.count(name) for name in chosen):,} records, {len(faults)} damaged.")
+            print(f"{printable(path)}: {sum(opened.count(name) for name in chosen):,} records, {len(faults)} damaged.")
             return 1 if faults else 0
         else:
-            written = shards.write_shards(opened, chosen, Path(out or f"{path}-shards"), shard_size)
-            print(f"{written} shards in {out or f'{path}-shards'}.")
+            folder = out or f"{path}-shards"
+            written = shards.write_shards(opened, chosen, Path(folder), shard_size)
+            print(f"{written} shards in {printable(folder)}.")
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from haav import __version__
 from haav.cli import captions, data, models, serving, studies, training, weights
 from haav.cli.common import Overrides
-from haav.errors import HaavError, did_you_mean, needs_package, printable, unknown
+from haav.errors import ConfigError, HaavError, did_you_mean, needs_package, printable, unknown
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "captions": {"caption": captions.caption, "explain": captions.explain, "serve": serving.serve},
@@ -57,7 +57,7 @@ VERBS = {name: function for group in GROUPS.values() for name, function in group
 EXIT_CODES = {
     0: "done",
     1: "nothing could be done, or what was checked is damaged; the message says why",
-    2: "wrong usage: an unknown command or flag, or an argument that is missing",
+    2: "wrong usage: an unknown command, flag or setting, a value that it cannot have, or one that is missing",
     3: "some photos failed; the others are done",
     130: "interrupted",
 }
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return function(**values)
     except HaavError as error:
         print(f"{type(error).__name__}: {printable(str(error), lines=True)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except ModuleNotFoundError as error:
         if (error.name or "haav").partition(".")[0] == "haav":
             raise

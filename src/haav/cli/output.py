@@ -224,7 +224,7 @@ class _Pace:
 
 
 def print_store(path: str, info: dict[str, Any]) -> None:
-    table = _table("view", "photos", "lack it", "tokens", "width", "kB per photo", "made by", title=path)
+    table = _table("view", "photos", "lack it", "tokens", "width", "kB per photo", "made by", title=printable(path))
     for name, view in info["views"].items():
         table.add_row(
             name,

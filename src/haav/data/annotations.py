@@ -133,8 +133,12 @@ class _Captions:
     machine: list[str] = field(default_factory=list)
 
     def add(self, text: str, author: object) -> None:
-        """`author`: what the file says in `by`. Only "human", or nothing at all, means a person."""
-        (self.human if author in (None, "", HUMAN) else self.machine).append(text)
+        """`author`: what the file says in `by`. Only "human", or nothing at all, means a person.
+
+        A blank text is no caption.
+        """
+        if text.strip():
+            (self.human if author in (None, "", HUMAN) else self.machine).append(text.strip())
 
 
 def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
@@ -145,7 +149,7 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
             split = "train" if image["split"] == "restval" else image["split"]
             captions = _Captions()
             for sentence in image.get("sentences") or ():
-                captions.add(sentence["raw"].strip(), sentence.get("by"))
+                captions.add(sentence["raw"], sentence.get("by"))
             coco_id = image.get("cocoid")
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: image {index} lacks {error}.") from None
@@ -158,14 +162,14 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
 def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
     try:
         names = {image["id"]: str(image["file_name"]) for image in data["images"]}
-        captions: dict[str, list[str]] = {name: [] for name in names.values()}
+        captions = {name: _Captions() for name in names.values()}
         for annotation in data["annotations"]:
-            captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
+            captions[names[annotation["image_id"]]].add(annotation["caption"], HUMAN)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not COCO captions JSON: {error} is missing.") from None
     coco_ids = {name: coco_id for coco_id, name in names.items()}
     split = _split(split, path)
-    return _unique([Photo(name, split, tuple(texts), coco_ids[name]) for name, texts in captions.items()], path)
+    return _unique([Photo(name, split, tuple(texts.human), coco_ids[name]) for name, texts in captions.items()], path)
 
 
 def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
@@ -185,8 +189,7 @@ def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
         caption = row.get("caption")
         if not isinstance(caption, (str, type(None))):
             raise DataError(f"{path}: row {index} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
-        if caption:
-            texts.add(caption.strip(), row.get("by"))
+        texts.add(caption or "", row.get("by"))
     return Dataset(
         tuple(
             Photo(image, splits[image], tuple(texts.human), machine_captions=tuple(texts.machine))
@@ -201,7 +204,7 @@ def _folder(path: Path, split: str) -> Dataset:
     Pictures that it does not list are unlabelled.
     """
     pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
-    captions: dict[str, list[str]] = {file.relative_to(path).as_posix(): [] for file in pictures}
+    captions = {file.relative_to(path).as_posix(): _Captions() for file in pictures}
     for line_number, line in enumerate(read_text(path / "captions.txt", MAX_BYTES).splitlines(), 1):
         if not line.strip() or line.lower().replace(" ", "") == "image,caption":
             continue
@@ -211,8 +214,8 @@ def _folder(path: Path, split: str) -> Dataset:
             raise DataError(
                 f"{path / 'captions.txt'}: line {line_number} names no picture of the folder: '{line[:60]}'."
             )
-        captions[image].append(caption.strip())
-    return Dataset(tuple(Photo(image, split, tuple(texts)) for image, texts in captions.items()))
+        captions[image].add(caption, HUMAN)
+    return Dataset(tuple(Photo(image, split, tuple(texts.human)) for image, texts in captions.items()))
 
 
 def _unique(photos: Sequence[Photo], path: Path) -> Dataset:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from haav.errors import ConfigError
+from haav.errors import HaavError
 from haav.files import write_atomically
 
 OPSET = 17
@@ -46,7 +46,7 @@ def write_graph(
     try:
         write_atomically(path, save)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"an export needs {error.name}.\n  pip install 'haav[onnx]'") from None
+        raise HaavError(f"an export needs {error.name}.\n  pip install 'haav[onnx]'") from None
 
 
 def write_json(path: Path, data: object) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from haav.config import ConfidenceConfig
 from haav.data.annotations import Photo
-from haav.errors import DataError, ViewError
+from haav.errors import CheckpointError, DataError, ViewError
 from haav.evaluate.cider import Cider
 from haav.evaluate.ptb import tokenize
 from haav.inference.caption import agreements_of
@@ -189,7 +189,7 @@ def _blank_cases(captioner: Captioner, novelty: Novelty | None) -> list[Case]:
     try:
         for view in captioner.views:
             captioner.extractors.extractor(view)
-    except ViewError:
+    except (ViewError, CheckpointError):
         return []
     cases = []
     pictures = blank_pictures(BLANKS)

@@ -71,7 +71,9 @@ class CaptionFile:
         """lines of photos that failed before the first new caption"""
         self._file = self._open()
         try:
-            if not overwrite:
+            if overwrite:
+                self._check_beginning()
+            else:
                 self._take_over()
         except BaseException:
             self._file.close()
@@ -147,6 +149,13 @@ class CaptionFile:
                 replaced.close()
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror}.") from None
+
+    def _check_beginning(self) -> None:
+        """Only captions are replaced: what begins in another way is somebody's file."""
+        with open(self.path, "rb") as file:
+            head = file.read(len(BEGINNING))
+        if head != BEGINNING[: len(head)]:
+            raise DataError(f"{self.path} does not hold captions of haav. Name another file with --out.")
 
     def _check_origin(self, made_with: Any) -> None:
         known = made_with if isinstance(made_with, dict) else {}

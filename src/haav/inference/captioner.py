@@ -30,7 +30,7 @@ from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
 from haav.text import Vocabulary
 from haav.types import Caption, EncodedViews, PhotoView, Views
-from haav.views import ExtractorOptions
+from haav.views import ExtractorOptions, check_options
 from haav.views.live import ViewExtractors
 
 Part = TypeVar("Part")
@@ -104,6 +104,7 @@ class Captioner:
             resolved = replace(resolved, device=str(device))
         if precision is not None:
             resolved = replace(resolved, precision=precision)
+        check_options(resolved)
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, resolved.device)
         extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)

@@ -55,8 +55,8 @@ def find_items(
 ) -> list[PhotoItem]:
     """Items of files, folders, tars, lists, patterns and `-`. A path that cannot be read becomes a failing item.
 
-    A photo that is given by a relative and by an absolute path is one item. Without `recursive`, folders inside of folders are
-    left out. `note` is told what else was left out, e.g. files that are not photos.
+    A photo that is given by a relative and by an absolute path is one item. Without `recursive`, folders inside of
+    folders are left out. `note` is told what else was left out, e.g. files that are not photos.
     """
     items: dict[str, PhotoItem] = {}
     for path in paths:

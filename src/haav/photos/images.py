@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeGuard, Union
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -136,11 +137,19 @@ _NOT_FILES = {
 
 def refuse_address(text: str) -> None:
     """Refuse the address of a web page or photo. Nothing is downloaded."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", text, re.IGNORECASE) and not os.path.exists(text):
+    if re.match(r"[a-z][a-z0-9+.-]+:/|www\.|data:", text, re.IGNORECASE) and not os.path.exists(text):
+        if text.lower().startswith("file:"):
+            raise ImageError(f"{printable(text)} is an address. Give the path alone: {printable(_path_of(text))}")
         raise ImageError(
             f"{printable(text)} is an address, and haav reads only files. Download the photo first, or pipe it: "
             "curl -L ADDRESS | haav caption -"
         )
+
+
+def _path_of(address: str) -> str:
+    """The path of a file: address"""
+    parts = urlsplit(address)
+    return unquote(parts.path) or parts.netloc
 
 
 def square_pixels(images: Sequence[Image.Image], side: int, resample: Image.Resampling) -> np.ndarray:

@@ -20,9 +20,11 @@ from haav.photos.images import read_photo, refuse_address, regular_file, unreada
 
 _SUFFIXES = """
     .jpg .jpeg .jpe .jfif .png .webp .avif .heic .heif .hif .bmp .gif .tif .tiff .jp2 .j2k .jpf .jpx .ppm .pgm .pbm .pnm
+    .jxl .psd .xcf .tga .dng .nef .cr2 .cr3 .arw .orf .rw2 .raf
 """
 SUFFIXES = frozenset(_SUFFIXES.split())
-"""endings of photos. In a folder, such files are photos without a look inside; other files are told by their content"""
+"""endings of photos, also of those that cannot be read. In a folder, such files are photos without a look inside;
+other files are told by their content"""
 MAX_LIST_BYTES = 100_000_000
 
 
@@ -245,6 +247,8 @@ def _add_tar(path: Path, search: Search) -> None:
             for member in tar:
                 if member.isfile():
                     _add_member(tar, member, path, search)
+                elif not member.isdir():
+                    search.others["link" if member.issym() or member.islnk() else "device"] += 1
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{printable(str(path))} is not a whole, uncompressed tar file: {error}.") from None
 

@@ -336,7 +336,7 @@ def _connect(config: Config) -> Any:
     try:
         from lightning_fabric import Fabric
     except ImportError:
-        raise ConfigError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
+        raise TrainingError('training needs lightning-fabric.\n  pip install "haav[train]"') from None
     check_installed("the curves of a run")
     if config.train.precision == "bf16" and not torch.cuda.is_available():
         check_bfloat16()

@@ -134,11 +134,13 @@ class Extractor(ABC):
 
 
 def check_device(name: str) -> str:
+    """The name, if torch can use that device here."""
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"device '{name}' cannot be used: {reason}.\n  Without a GPU: device cpu.") from None
+    except (RuntimeError, AssertionError):  # an assertion of torch: it was built without this kind of device
+        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        available = ", ".join(device for device, usable in there.items() if usable)
+        raise ConfigError(f"device '{name}' cannot be used on this machine. Available: {available}.") from None
     return name
 
 
@@ -223,7 +225,8 @@ def views_that_give(what: str, names: Iterable[str]) -> list[str]:
 
 
 def check_options(options: ExtractorOptions) -> None:
-    """Raises for an option that no extractor takes."""
+    """Raises for an option that no extractor takes, and for a device that is not there."""
+    check_device(options.device)
     known = {option for view in view_names() for option in _parameters(extractors.get(view))}
     for name in options.given():
         if name not in known:
