@@ -74,6 +74,19 @@ def test_a_complete_request_may_take_longer_than_its_headers_may(address: str, m
         assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
+def test_the_rest_of_an_upload_that_is_answered_already_is_limited_too(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "seconds", 0.5)
+    with connect(address) as connection:
+        connection.sendall(b"POST /v1/health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 405")
+        connection.settimeout(0.1)
+        deadline = time.monotonic() + 20
+        while not closed_after_one_more_byte(connection):
+            assert time.monotonic() < deadline
+
+
 def test_what_is_no_http_gets_the_error_body_of_the_api(address: str) -> None:
     with connect(address) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
@@ -82,18 +95,23 @@ def test_what_is_no_http_gets_the_error_body_of_the_api(address: str) -> None:
     assert json.loads(body) == {"error": "this is not a valid HTTP request."}
 
 
-def test_clients_that_hang_up_during_the_upload_leave_no_trace_in_the_log(tmp_path: Path) -> None:
+def test_clients_that_hang_up_or_send_no_http_leave_no_trace_in_the_log(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model")
     command = [sys.executable, "-m", "haav", "serve", "--model", str(model), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = process.stdout.readline().split()[0]
         assert httpx.get(f"{address}/v1/ready", timeout=60).status_code == 200, "it listens when it prints its address"
-        for kind in ("multipart/form-data; boundary=x", "application/json", "image/jpeg"):
+        for content_type in ("multipart/form-data; boundary=x", "application/json", "image/jpeg"):
             with connect(address) as connection:
-                head = f"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: 100000\r\n\r\n"
-                connection.sendall(head.encode() + b"--x\r\n")
+                head = f"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Type: {content_type}\r\n"
+                connection.sendall(head.encode() + b"Content-Length: 100000\r\n\r\n--x\r\n")
                 time.sleep(0.2)
+        with connect(address) as connection:
+            connection.sendall(b"POST /v1/health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 405")
+            connection.sendall(b"this is no chunk\r\n")
+            read_all(connection)
         deadline = time.monotonic() + 30
         while 'path="/v1/caption",status="499"} 3' not in httpx.get(f"{address}/metrics", timeout=60).text:
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""HTTP connections: uvicorn's, with a time limit for the headers of a request."""
+"""HTTP connections: uvicorn's, with time limits for what clients send."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol):
-    """Closes a connection whose request is not complete up to the end of its headers in time.
+    """Closes a connection whose client is too slow with the headers of a request, or with a body that nobody reads.
 
-    uvicorn limits only the time between two requests.
+    uvicorn limits only the time between two requests. The app limits the time of the bodies that it reads.
     """
 
     seconds = 15.0
@@ -32,15 +32,19 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """As uvicorn's, with the error body of the API"""
-        body = json.dumps({"error": "this is not a valid HTTP request."}).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        """As uvicorn's, with the error body of the API. A request that was answered gets no second answer."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps({"error": "this is not a valid HTTP request."}).encode()
+            length = str(len(body))
+            headers = [("content-type", "application/json"), ("content-length", length), ("connection", "close")]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:  # the headers are complete
+        in_headers = self.conn.their_state is h11.IDLE
+        answered_early = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if not in_headers and not answered_early:
             self._stop()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.seconds, self.transport.close)
