@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,12 +76,19 @@ def test_json_has_types(client: TestClient) -> None:
     for fields, reason in (
         ({"beam": "3"}, "beam must be a whole number from 1 to 10, not '3'"),
         ({"beam": True}, "beam must be a whole number"),
-        ({"never": "cat"}, "never must be a list of at most 100 texts, not 'cat'"),
+        ({"never": "cat"}, "never must be a list of at most 100 texts of at most 100 characters, not 'cat'."),
+        ({"views": [5]}, "item 1 of views must be a text of at most 100 characters, not 5."),
+        ({"views": ["cells", "x" * 101]}, "item 2 of views must be a text of at most 100 characters, not 'xxx"),
         ({"baem": 3}, "unknown field 'baem'. Did you mean 'beam'?"),
     ):
         answer = client.post("/v1/caption", json={"image": photo, **fields})
         assert (answer.status_code, answer.json()["error"].startswith(reason)) == (422, True)
     assert client.post("/v1/caption", json={"image": photo, "beam": None, "never": ["w4"]}).status_code == 200
+
+
+def test_a_long_value_is_shown_in_part_with_its_length(client: TestClient) -> None:
+    reason = send(client, views="x" * 5000).json()["error"]
+    assert reason.endswith(f"not '{'x' * 99}… (5,000 characters).")
 
 
 def test_words_are_demanded_and_forbidden_as_in_python(client: TestClient, captioner: Captioner) -> None:
@@ -134,6 +142,9 @@ def test_several_photos_are_captioned_in_their_order_and_a_broken_one_stops_no_o
     again = client.post("/v1/captions", json={"images": encoded, "beam": 2}).json()
     assert [row.get("caption") for row in again["photos"]] == [first["caption"], None, third["caption"]]
     assert client.post("/v1/captions", json={"images": encoded[1:2]}).json()["photos"][0].keys() == {"image", "error"}
+    explained = client.post("/v1/captions", json={"images": encoded, "beam": 2, "explain": True}).json()["photos"]
+    assert [row.get("caption") for row in explained] == [first["caption"], None, third["caption"]]
+    assert "without" in explained[2]
 
 
 @pytest.mark.parametrize(
@@ -145,16 +156,65 @@ def test_several_photos_are_captioned_in_their_order_and_a_broken_one_stops_no_o
         ("/v1/caption", [("beam", b"3")], "beam must be a whole number from 1 to 10, not 'a file'."),
     ],
 )
-def test_a_wrong_number_of_photos_is_told(client: TestClient, path: str, files: Any, reason: str) -> None:
+def test_a_wrong_number_of_photos_is_refused(client: TestClient, path: str, files: Any, reason: str) -> None:
     answer = client.post(path, files=[(name, ("a.jpg", data)) for name, data in files])
     assert (answer.status_code, answer.json()["error"].startswith(reason)) == (422, True)
 
 
-def test_a_photo_that_would_unpack_to_very_many_pixels_is_told_the_limit_of_the_server(client: TestClient) -> None:
+def test_the_refusal_of_a_photo_that_would_unpack_to_very_many_pixels_names_the_limit(client: TestClient) -> None:
     header = b"P5 30000 30000 255 "  # Pillow itself refuses it
     answer = client.post("/v1/caption", content=header, headers={"Content-Type": "image/x-portable-graymap"})
     assert answer.status_code == 422
     assert "2,000,000 pixels" in answer.json()["error"]
+
+
+def send_form(client: TestClient, filename: bytes, charset: str = "utf-8", **fields: bytes) -> Any:
+    """A form with the bytes of names and values as they are"""
+    parts = [b'"image"; filename="%b"\r\n\r\n%b' % (filename, CAT)]
+    parts += [b'"%b"\r\n\r\n%b' % (name.encode(), value) for name, value in fields.items()]
+    body = b"".join(b"--x\r\nContent-Disposition: form-data; name=%b\r\n" % part for part in parts) + b"--x--\r\n"
+    content_type = f"multipart/form-data; boundary=x; charset={charset}"
+    return client.post("/v1/caption", content=body, headers={"Content-Type": content_type})
+
+
+@pytest.mark.parametrize(
+    ("filename", "name"),
+    [(b"cat.jpg", "cat.jpg"), (b"photos/cat.jpg", "cat.jpg"), (b"/", "photo"), (b".", "photo"), (b"", "photo")],
+)
+def test_a_photo_is_named_by_the_last_part_of_its_path(client: TestClient, filename: bytes, name: str) -> None:
+    assert send_form(client, filename).json()["image"] == name
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        (r'"\ud800": 1', "unknown field '\ud800'."),
+        (r'"method": "\ud800"', "unknown method '\ud800'."),
+        (r'"format": "\udc00x"', "unknown format '\udc00x'."),
+    ],
+)
+def test_half_a_surrogate_pair_in_json_comes_back_in_the_refusal(client: TestClient, field: str, reason: str) -> None:
+    body = f'{{"image": "{base64.b64encode(CAT).decode()}", {field}}}'
+    answer = client.post("/v1/caption", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(reason)
+
+
+def test_half_a_surrogate_pair_in_a_form_comes_back_in_the_answer(client: TestClient) -> None:
+    for charset, filename in (("utf-7", b"+2AA-.jpg"), ("unicode_escape", rb"\ud800.jpg")):
+        answer = send_form(client, filename, charset)
+        assert (answer.status_code, answer.json()["image"]) == (200, "\ud800.jpg")
+    page = send_form(client, rb"\ud800.jpg", "unicode_escape", format=b"html")
+    assert page.status_code == 200
+    assert r'"title": "\ud800.jpg"' in page.text
+    refused = send_form(client, b"cat.jpg", "unicode_escape", method=rb"\ud800")
+    assert refused.status_code == 422
+    assert refused.json()["error"].startswith("unknown method '\ud800'.")
+
+
+def test_the_name_of_a_model_may_have_bytes_that_are_no_text(captioner: Captioner) -> None:
+    with TestClient(build_app(captioner, name="m\udcff")) as client:
+        assert client.get("/v1/models").json()["models"][0]["name"] == "m\udcff"
 
 
 # Errors, HEAD, health, metrics
@@ -198,6 +258,25 @@ def test_head_is_get_without_a_body(client: TestClient, path: str) -> None:
     assert client.head("/v1/caption").status_code == 405
 
 
+def test_a_request_that_failed_leaves_no_photos_in_the_queue(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def stream(*_: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            time.sleep(0.5)  # the first photo's failure is known before the third is begun
+        raise ConfigError("this photo cannot have that word.")
+
+    monkeypatch.setattr(captioner, "stream", stream)
+    with TestClient(build_app(captioner)) as client:
+        answer = client.post("/v1/captions", files=[("images", CAT)] * 3, data={"must": "w4"})
+    assert (answer.status_code, answer.json()) == (422, {"error": "this photo cannot have that word."})
+    assert calls <= 2
+
+
 def test_a_server_that_cannot_take_a_photo_is_alive_and_not_ready(captioner: Captioner) -> None:
     app = build_app(captioner)
     with TestClient(app) as client:
@@ -217,6 +296,7 @@ def test_metrics_are_in_the_format_of_prometheus_and_count_what_happened(caption
     with TestClient(build_app(captioner)) as client:
         send(client)
         send(client, beam="0")
+        client.post("/v1/captions", files=[("images", b"no picture")])
         client.get("/made/up/by/clients")
         answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -231,12 +311,14 @@ def test_metrics_are_in_the_format_of_prometheus_and_count_what_happened(caption
         'haav_request_seconds_bucket{path="/v1/caption",le="+Inf"} 2',
         'haav_request_seconds_count{path="/v1/caption"} 2',
         "haav_photos_total 1",
-        "haav_batches_total 1",
+        "haav_batches_total 2",
         "haav_waiting 0",
         "haav_waiting_limit 32",
     ):
         assert expected in lines
-    buckets = [int(line.split()[1]) for line in lines if line.startswith('haav_request_seconds_bucket{path="/v1/cap')]
+    buckets = [
+        int(line.split()[1]) for line in lines if line.startswith('haav_request_seconds_bucket{path="/v1/caption"')
+    ]
     assert buckets == sorted(buckets)
 
 
@@ -287,6 +369,6 @@ def test_origins_and_keys_that_cannot_work_are_refused(
         with pytest.raises(ConfigError, match="is not an origin"):
             check_origins([origin])
     monkeypatch.setenv("HAAV_API_KEY", "")
-    assert main(["serve"]) == 1
-    assert main(["serve", "--api-key", "schlüssel"]) == 1
+    assert main(["serve"]) == 2
+    assert main(["serve", "--api-key", "schlüssel"]) == 2
     assert capsys.readouterr().err.count("an API key has letters, digits and signs of ASCII") == 2

@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +18,18 @@ import pytest
 from PIL import Image
 
 from haav.inference.captioner import Captioner
+from haav.photos.images import load_image
 from haav.web.batcher import Batcher, Busy
 from helpers import SAMPLES
 
 pytest.importorskip("fastapi", reason="needs the web extra")
 pytest.importorskip("axe_playwright_python", reason="needs the dev extra")
+import httpx
 from axe_playwright_python.sync_playwright import Axe
 from fastapi.testclient import TestClient
 from playwright.sync_api import expect, sync_playwright
+
+from haav.web import service
 
 CAT = (SAMPLES / "cat.jpg").read_bytes()
 
@@ -43,8 +48,8 @@ def test_a_form_and_json_get_what_the_command_prints(client: TestClient, caption
 
 
 def test_views_can_be_switched_off(client: TestClient) -> None:
-    found = send(client, views="cells").json()
-    assert all(word["views"]["objects"] == 0 for word in found["words"])
+    answer = send(client, views="cells").json()
+    assert all(word["views"]["objects"] == 0 for word in answer["words"])
     explained = send(client, views="cells", explain="true").json()
     assert set(explained["views"]) == {"cells"}
 
@@ -77,7 +82,7 @@ def bomb() -> bytes:
         ({"views": "grid"}, CAT, 422, "unknown view 'grid'.\n  Available: cells, objects."),
     ],
 )
-def test_what_cannot_be_answered_is_said(
+def test_a_refusal_states_its_reason(
     client: TestClient, fields: dict[str, str], data: bytes, status: int, reason: str
 ) -> None:
     answer = send(client, data, **fields)
@@ -134,7 +139,7 @@ def test_health_models_schema_and_headers(client: TestClient, captioner: Caption
     assert client.get("/samples/cat.jpg").content == CAT
 
 
-def test_the_api_page_tells_every_call_field_and_answer_of_the_schema(client: TestClient) -> None:
+def test_the_api_page_has_every_call_field_and_answer_of_the_schema(client: TestClient) -> None:
     shown = client.get("/docs").text
     schema = client.get("/openapi.json").json()
     for path, methods in schema["paths"].items():
@@ -171,7 +176,27 @@ def test_equal_requests_are_answered_together_and_others_apart() -> None:
     assert (batcher.done, batcher.batches) == (7, 6)
 
 
-def test_a_full_line_refuses_and_a_failure_reaches_who_waits() -> None:
+def test_an_item_that_cannot_join_the_batch_in_work_still_waits() -> None:
+    begun, gate = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work(items: Sequence[int], options: str) -> Sequence[int]:
+        begun.release()
+        gate.acquire(timeout=10)
+        return items
+
+    batcher = Batcher(work, batch=3, waiting=2)
+    batcher.submit([1], "a")
+    assert begun.acquire(timeout=10)
+    answers = [*batcher.submit([2], "a"), *batcher.submit([3], "b")]
+    gate.release()
+    assert begun.acquire(timeout=10)
+    assert batcher.queue.qsize() == 1, "the third item, while the second is in work"
+    gate.release(2)
+    assert [answer.result(10) for answer in answers] == [2, 3]
+    batcher.close()
+
+
+def test_a_full_queue_refuses_and_a_failure_reaches_its_callers() -> None:
     gate = threading.Event()
 
     def work(items: Sequence[int], options: str) -> list[int]:
@@ -196,9 +221,7 @@ def test_a_full_line_refuses_and_a_failure_reaches_who_waits() -> None:
     assert batcher.fault(seconds=60) == "the captioning thread has ended."
 
 
-def test_many_clients_get_an_answer_or_are_told_to_come_back(address: str) -> None:
-    import httpx
-
+def test_many_clients_get_an_answer_or_a_time_to_come_back(address: str) -> None:
     def post(_: int) -> httpx.Response:
         return httpx.post(f"{address}/v1/caption", files={"image": ("cat.jpg", CAT)}, timeout=60)
 
@@ -211,6 +234,72 @@ def test_many_clients_get_an_answer_or_are_told_to_come_back(address: str) -> No
         if answer.status_code == 429:
             assert int(answer.headers["retry-after"]) >= 1
     assert len({answer.json()["caption"] for answer in answers if answer.status_code == 200}) == 1
+
+
+class SlowDecoder:
+    """Stands for `load_image`: pictures are decoded when `gate` is set, not before"""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.calls = 0
+
+    def __call__(self, data: bytes, most: int) -> Image.Image:
+        self.calls += 1
+        self.gate.wait(30)
+        return load_image(data, most)
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDecoder]:
+    slow = SlowDecoder()
+    monkeypatch.setattr(service, "load_image", slow)
+    yield slow
+    slow.gate.set()
+
+
+def post_photos(address: str, photos: int = 1) -> httpx.Response:
+    return httpx.post(f"{address}/v1/captions", files=[("images", CAT)] * photos, timeout=60)
+
+
+def wait_until_waiting(address: str, photos: int) -> None:
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{address}/v1/health").json()["waiting"] != photos:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_photos_that_are_not_decoded_yet_count_as_waiting_and_have_a_time_limit(
+    start_server: Callable[..., str], decoder: SlowDecoder
+) -> None:
+    address = start_server(service.Limits(seconds=1, waiting=4, batch=4))
+    with ThreadPoolExecutor(12) as pool:
+        codes = Counter(answer.status_code for answer in pool.map(lambda _: post_photos(address, 4), range(12)))
+    assert codes.keys() == {429, 504}, "no photo was decoded, so none has a caption"
+    assert codes[504] <= 2, "4 photos in work and 4 that wait"
+    decoder.gate.set()
+    wait_until_waiting(address, 0)
+    assert decoder.calls <= 4, "photos of a request that is over are not decoded"
+    deadline = time.monotonic() + 30
+    while post_photos(address).status_code != 200:
+        assert time.monotonic() < deadline
+
+
+def test_the_batch_in_work_does_not_count_as_waiting(start_server: Callable[..., str], decoder: SlowDecoder) -> None:
+    address = start_server(service.Limits(waiting=2, batch=1))
+    with ThreadPoolExecutor(2) as pool:
+        in_work = pool.submit(post_photos, address)
+        while not decoder.calls:
+            time.sleep(0.02)
+        wait_until_waiting(address, 0)
+        waiting = pool.submit(post_photos, address, 2)
+        wait_until_waiting(address, 2)
+        assert post_photos(address).status_code == 429
+        assert httpx.get(f"{address}/v1/ready").json() == {"error": "the queue is full."}
+        metrics = httpx.get(f"{address}/metrics").text.splitlines()
+        assert {"haav_waiting 2", "haav_waiting_limit 2"} <= set(metrics)
+        decoder.gate.set()
+        assert (in_work.result().status_code, waiting.result().status_code) == (200, 200)
+    wait_until_waiting(address, 0)
 
 
 # The page, in a browser
@@ -337,5 +426,5 @@ def test_axe_finds_no_serious_fault(page: Any, scheme: str) -> None:
 
 
 def serious_faults(page: Any) -> list[tuple[str, str]]:
-    found = Axe().run(page).response["violations"]
-    return [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")]
+    faults = Axe().run(page).response["violations"]
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in faults if fault["impact"] in ("serious", "critical")]

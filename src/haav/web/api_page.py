@@ -19,8 +19,8 @@ def api_page(schema: dict[str, Any], address: str) -> str:
 
 def _fields(bodies: dict[str, Any]) -> dict[str, str]:
     """The fields of a request and their meaning, for each kind of body"""
-    kinds = [body["schema"]["properties"] for body in bodies.values() if "properties" in body["schema"]]
-    return {name: "; ".join(dict.fromkeys(_meaning(kind[name]) for kind in kinds)) for name in kinds[0]}
+    per_body = [body["schema"]["properties"] for body in bodies.values() if "properties" in body["schema"]]
+    return {name: "; ".join(dict.fromkeys(_meaning(fields[name]) for fields in per_body)) for name in per_body[0]}
 
 
 def _meaning(field: dict[str, Any]) -> str:

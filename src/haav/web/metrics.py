@@ -36,11 +36,11 @@ class Metrics:
                 lines.append(f'haav_request_seconds_bucket{{path="{path}",le="{name}"}} {self.within[path, bound]}')
             lines.append(f'haav_request_seconds_sum{{path="{path}"}} {self.seconds[path]:.6f}')
             lines.append(f'haav_request_seconds_count{{path="{path}"}} {self.within[path, math.inf]}')
-        for name, kind, meaning, value in (
+        for name, metric_type, meaning, value in (
             ("haav_photos_total", "counter", "Photos captioned.", batcher.done),
-            ("haav_batches_total", "counter", "Batches of photos captioned.", batcher.batches),
-            ("haav_waiting", "gauge", "Photos in the queue.", batcher.line.qsize()),
-            ("haav_waiting_limit", "gauge", "Capacity of the queue.", batcher.line.maxsize),
+            ("haav_batches_total", "counter", "Batches of photos answered.", batcher.batches),
+            ("haav_waiting", "gauge", "Photos that wait for their batch.", batcher.queue.qsize()),
+            ("haav_waiting_limit", "gauge", "Photos that may wait.", batcher.queue.maxsize),
         ):
-            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {value}"]
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {metric_type}", f"{name} {value}"]
         return "\n".join(lines) + "\n"

@@ -81,7 +81,7 @@ class CaptionsResponse(BaseModel):
 
 class HealthResponse(BaseModel):
     status: Literal["ok"]
-    waiting: int = Field(description="photos in the queue")
+    waiting: int = Field(description="photos that wait for their batch")
 
 
 class ModelResponse(BaseModel):
@@ -110,15 +110,23 @@ class ErrorResponse(BaseModel):
 def first_problem(error: ValidationError, settings: type[Settings], photo_field: str) -> str:
     """The first problem of a request: what was given, and what is allowed"""
     problem = error.errors(include_url=False)[0]
-    name = str(problem["loc"][0]) if problem["loc"] else ""
-    if problem["type"] == "extra_forbidden":
+    location, value = problem["loc"], problem["input"]
+    name = str(location[0] if location else value)  # pydantic gives a name that is no Unicode text as the input
+    if problem["type"] == "extra_forbidden" or not location:
         return unknown("field", name[:100], [*settings.model_fields, photo_field])
-    allowed = settings.model_json_schema()["properties"][name]
-    choices = _variant(allowed).get("enum")
-    given = problem["input"]
-    if choices and isinstance(given, str):
-        return unknown(name, given[:100], choices)
-    return f"{name} must be {in_words(allowed)}, not {repr(given)[:100]}."
+    allowed = _variant(settings.model_json_schema()["properties"][name])
+    if "enum" in allowed and isinstance(value, str):
+        return unknown(name, value[:100], allowed["enum"])
+    if len(location) > 1:
+        return f"item {int(location[1]) + 1} of {name} must be {in_words(allowed['items'])}, not {_shown(value)}."
+    return f"{name} must be {in_words(allowed)}, not {_shown(value)}."
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    if len(text) <= 100:
+        return text
+    return f"{text[:100]}…" + (f" ({len(value):,} characters)" if isinstance(value, str) else "")
 
 
 def in_words(field: dict[str, Any]) -> str:
@@ -127,8 +135,11 @@ def in_words(field: dict[str, Any]) -> str:
     if "enum" in variant:
         return " or ".join(variant["enum"])
     if variant["type"] == "array":
-        items = {"binary": "files", "byte": "texts in base64"}.get(variant["items"].get("format", ""), "texts")
-        return f"a list of at most {variant['maxItems']} {items}"
+        items = variant["items"]
+        texts = {"binary": "files", "byte": "texts in base64"}.get(items.get("format", ""))
+        return f"a list of at most {variant['maxItems']} {texts or 'texts' + in_words(items).removeprefix('a text')}"
+    if "maxLength" in variant:
+        return f"a text of at most {variant['maxLength']} characters"
     text = {
         "binary": "a file",
         "byte": "base64",

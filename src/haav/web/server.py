@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -51,6 +52,13 @@ SAMPLES = resources.files("haav").joinpath("samples")
 BEARER = HTTPBearer(auto_error=False)
 
 
+class AsciiJSONResponse(JSONResponse):
+    """JSON with escapes for all but ASCII. UTF-8 cannot hold half a surrogate pair, which clients can send."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 def build_app(
     captioner: Captioner,
     limits: Limits | None = None,
@@ -65,9 +73,16 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.batcher.close)
+        await asyncio.to_thread(service.close)
 
-    app = FastAPI(title="haav", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="haav",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        default_response_class=AsciiJSONResponse,
+    )
     app.add_middleware(Answers, metrics=metrics)
     if cors:
         app.add_middleware(
@@ -89,12 +104,12 @@ def _add_error_bodies(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
-        return JSONResponse({"error": error.reason}, error.status, error.headers)
+        return AsciiJSONResponse({"error": error.reason}, error.status, error.headers)
 
     @app.exception_handler(StarletteHTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         reason = f"{request.method} {request.url.path[:200]}: {error.detail.lower()}. GET /docs describes the API."
-        return JSONResponse({"error": reason}, error.status_code, error.headers)
+        return AsciiJSONResponse({"error": reason}, error.status_code, error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -103,7 +118,7 @@ def _add_error_bodies(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         reason = "the server failed at this request; its log says why."
-        return JSONResponse({"error": reason}, 500, SECURITY)
+        return AsciiJSONResponse({"error": reason}, 500, SECURITY)
 
 
 def _pages(app: FastAPI) -> APIRouter:
@@ -139,7 +154,7 @@ def _health(service: CaptionService) -> APIRouter:
     @health.get("/v1/health")
     async def alive() -> HealthResponse:
         """Whether the server is alive, and how many photos wait. Restart it if there is no answer"""
-        return HealthResponse(status="ok", waiting=service.batcher.line.qsize())
+        return HealthResponse(status="ok", waiting=service.batcher.queue.qsize())
 
     @health.get("/v1/ready", responses=_errors(service.limits, 503))
     async def ready() -> HealthResponse:
@@ -179,15 +194,15 @@ def _api(service: CaptionService, metrics: Metrics, name: str) -> APIRouter:
         """Caption a photo: a form with a file, JSON with base64, or its bytes with settings in the query"""
         settings, [photo] = await read(request, CaptionSettings, 0)
         job = service.job(settings, settings.explain or settings.format == "html")
-        [image] = await service.pictures([photo])
-        if isinstance(image, ImageError):
-            raise Refused(422, str(image))
-        [result] = await service.caption([image], job)
+        [result] = await service.caption([photo], job)
+        if isinstance(result, ImageError):
+            raise Refused(422, str(result))
         if settings.format == "html":
-            text = await asyncio.to_thread(html.render_explanation, photo.name, image, result)
+            text = await asyncio.to_thread(html.render_explanation, photo.name, result.image, result.caption)
             headers = {"Content-Disposition": 'attachment; filename="explanation.html"'}
-            return HTMLResponse(text, headers=headers)
-        return JSONResponse({"image": photo.name, **result})
+            # Half a surrogate pair in the photo's name becomes the escape that the page's script reads.
+            return HTMLResponse(text.encode("utf-8", "backslashreplace"), headers=headers)
+        return AsciiJSONResponse({"image": photo.name, **result.caption})
 
     @api.post(
         "/v1/captions",
@@ -199,11 +214,10 @@ def _api(service: CaptionService, metrics: Metrics, name: str) -> APIRouter:
         """Caption several photos: a form with files, or JSON with base64. A photo that fails has an error"""
         settings, photos = await read(request, Settings, limits.photos)
         job = service.job(settings, settings.explain)
-        images = await service.pictures(photos)
-        results = iter(await service.caption([image for image in images if isinstance(image, Image.Image)], job))
-        rows = [{"error": str(image)} if isinstance(image, ImageError) else next(results) for image in images]
+        results = await service.caption(photos, job)
+        rows = [{"error": str(result)} if isinstance(result, ImageError) else result.caption for result in results]
         named = [{"image": photo.name, **row} for photo, row in zip(photos, rows, strict=True)]
-        return JSONResponse({"photos": named})
+        return AsciiJSONResponse({"photos": named})
 
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def counts() -> Response:
@@ -214,8 +228,8 @@ def _api(service: CaptionService, metrics: Metrics, name: str) -> APIRouter:
 
 
 def _key_check(api_key: str) -> Any:
-    async def check(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
-        if given is None or not hmac.compare_digest(given.credentials.encode(), api_key.encode()):
+    async def check(bearer: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
+        if bearer is None or not hmac.compare_digest(bearer.credentials.encode(), api_key.encode()):
             raise Refused(401, "send the header 'Authorization: Bearer KEY'.", {"WWW-Authenticate": "Bearer"})
 
     return check
@@ -236,7 +250,7 @@ def _errors(limits: Limits, *statuses: int) -> dict[int | str, dict[str, Any]]:
         413: f"more than {limits.upload:,} bytes",
         415: "not a kind of body that is read",
         422: "not a picture, too large a picture, or a field that cannot be used; error says what",
-        429: f"{limits.waiting} photos wait already; come back after Retry-After seconds",
+        429: f"more than {limits.waiting} photos would wait; come back after Retry-After seconds",
         500: "a fault of the server; its log says more",
         503: "not ready; error says why",
         504: f"no caption within {limits.seconds:g} s",

@@ -1,12 +1,12 @@
-"""From bytes to captions: decode pictures, queue them, caption those with equal settings together."""
+"""From bytes to captions: queue photos, decode them meanwhile, caption those with equal settings together."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -35,7 +35,7 @@ class Limits:
     seconds: float = 60.0
     """time limit of a request, and of its upload"""
     waiting: int = 32
-    """photos in the queue"""
+    """photos whose batch has not begun, decoded or not"""
     batch: int = 8
 
 
@@ -49,11 +49,23 @@ class Job:
     """False if other photos of the batch could change the answer"""
 
 
+@dataclass(frozen=True)
+class Result:
+    image: Image.Image
+    caption: dict[str, Any]
+    """what `haav caption --json` prints, or the explanation"""
+
+
 class CaptionService:
     def __init__(self, captioner: Captioner, limits: Limits) -> None:
         self.captioner, self.limits = captioner, limits
         self.batcher = Batcher(self._work, limits.batch, limits.waiting)
-        self.decoding = asyncio.Semaphore(2)  # pictures decoded at once; each may be large before it is downscaled
+        self.decoders = ThreadPoolExecutor(2, "decoder")  # a picture may be large before it is downscaled
+
+    def close(self) -> None:
+        """Answer the queued photos, then stop the threads."""
+        self.batcher.close()
+        self.decoders.shutdown()
 
     def job(self, settings: Settings, explained: bool) -> Job:
         """The job of checked settings. Raises Refused if this model cannot do it."""
@@ -83,21 +95,19 @@ class CaptionService:
         seeded = sampling and settings.seed is not None
         return Job(options, explained, together=not (seeded or settings.must))
 
-    async def pictures(self, photos: Sequence[Photo]) -> list[Image.Image | ImageError]:
-        self._room(len(photos))
-        pictures = []
-        for photo in photos:
-            async with self.decoding:
-                pictures.append(await asyncio.to_thread(self._picture, photo.data))
-        return pictures
+    async def caption(self, photos: Sequence[Photo], job: Job) -> list[Result | ImageError]:
+        """Decode and caption the photos of a request, within its time limit.
 
-    async def caption(self, images: Sequence[Image.Image], job: Job) -> list[dict[str, Any]]:
-        """What `haav caption --json` prints for each, or their explanations"""
-        self._room(len(images))
-        answers = self.batcher.submit(images, job, job.together)
-        together = asyncio.gather(*map(asyncio.wrap_future, answers))
+        They take their places in the queue first, so that pictures that wait for a decoder are counted too.
+        """
         try:
-            return await asyncio.wait_for(together, self.limits.seconds)
+            self.batcher.check(len(photos))
+        except Busy as error:
+            raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
+        pictures = [self.decoders.submit(self._decode, photo.data) for photo in photos]
+        answers = self.batcher.submit(pictures, job, job.together)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, answers)), self.limits.seconds)
         except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
             raise Refused(504, f"no caption within {self.limits.seconds:g} s; the server is busy.") from None
         except ConfigError as error:
@@ -105,24 +115,26 @@ class CaptionService:
         except HaavError as error:
             logging.getLogger("uvicorn.error").error("%s: %s", type(error).__name__, error)
             raise Refused(500, "the model of this server does not work; the server's log says why.") from None
+        finally:
+            for picture, answer in zip(pictures, answers, strict=True):
+                if answer.cancel():  # its batch has not begun, so nobody waits for the picture
+                    picture.cancel()
 
-    def _room(self, photos: int) -> None:
-        try:
-            self.batcher.check(photos)
-        except Busy as error:
-            raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
-
-    def _picture(self, data: bytes) -> Image.Image | ImageError:
-        try:
-            image = load_image(data, self.limits.pixels)
-        except ImageError as error:
-            return error
+    def _decode(self, data: bytes) -> Image.Image:
+        image = load_image(data, self.limits.pixels)
         image.thumbnail((1024, 1024))  # larger than any view needs; the queue holds many pictures
         return image
 
-    def _work(self, images: Sequence[Image.Image], job: Job) -> list[dict[str, Any]]:
-        items = [PhotoItem("", partial(Image.Image.copy, image)) for image in images]
-        photos = list(self.captioner.stream(items, job.options, len(images)))
+    def _work(self, pictures: Sequence[Future[Image.Image]], job: Job) -> list[Result | ImageError]:
+        items = [PhotoItem("", picture.result) for picture in pictures]
+        photos = list(self.captioner.stream(items, job.options, len(items)))
         if job.explain:
-            return [explanation.to_json() for explanation in explain(self.captioner, photos, job.options)]
-        return [photo.caption.to_json() for photo in photos if photo.caption is not None]
+            captioned = [photo for photo in photos if photo.error is None]
+            captions = [explanation.to_json() for explanation in explain(self.captioner, captioned, job.options)]
+        else:
+            captions = [photo.caption.to_json() for photo in photos if photo.caption is not None]
+        remaining = iter(captions)
+        return [
+            photo.error or Result(picture.result(), next(remaining))
+            for photo, picture in zip(photos, pictures, strict=True)
+        ]

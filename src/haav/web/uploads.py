@@ -56,8 +56,8 @@ async def read_upload(
         photos = [Photo("photo", b"".join([part async for part in _bounded(request, most_bytes)]))]
         in_body = _check(settings, {}, field)
     else:
-        kinds = f"multipart/form-data with '{field}', or application/json with '{field}' in base64"
-        raise Refused(415, f"send {kinds}{'' if most_photos else ', or the photo itself as image/jpeg'}.")
+        bodies = f"multipart/form-data with '{field}', or application/json with '{field}' in base64"
+        raise Refused(415, f"send {bodies}{'' if most_photos else ', or the photo itself as image/jpeg'}.")
     for name in in_query.model_fields_set & in_body.model_fields_set:
         raise Refused(422, f"{name} was given in the query and in the body; give it once.")
     if not 1 <= len(photos) <= (most_photos or 1):
@@ -81,13 +81,13 @@ def _from_texts(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
         if text:
             texts[name].append(text)
     fields: dict[str, Any] = {}
-    for name, given in texts.items():
+    for name, values in texts.items():
         if name in LISTS:
-            fields[name] = [item for text in given for item in text.split(",") if item]
-        elif len(given) > 1:
-            raise Refused(422, f"{name[:100]} was given {len(given)} times; give it once.")
+            fields[name] = [item for text in values for item in text.split(",") if item]
+        elif len(values) > 1:
+            raise Refused(422, f"{name[:100]} was given {len(values)} times; give it once.")
         else:
-            fields[name] = given[0]
+            fields[name] = values[0]
     return fields
 
 
@@ -96,8 +96,8 @@ def _from_json(body: bytes, field: str, as_list: bool) -> tuple[dict[str, Any], 
         fields = json_of(body)
         if not isinstance(fields, dict):
             raise ValueError("it must be an object")
-        given = fields.pop(field, None)
-        texts = given if as_list else [given]
+        value = fields.pop(field, None)
+        texts = value if as_list else [value]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"it must have '{field}', {'a list of texts' if as_list else 'a text'} in base64")
         return fields, [Photo("photo", _decode(text)) for text in texts]
@@ -115,13 +115,13 @@ async def _from_form(request: Request, field: str, most_bytes: int) -> tuple[lis
         parser = MultiPartParser(request.headers, _bounded(request, most_bytes), max_files=100, max_fields=200)
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        raise Refused(422, f"this form cannot be read: {error}.") from None
+        raise Refused(422, f"this form cannot be read: {str(error).rstrip('.')}.") from None
     try:
         texts: list[tuple[str, str]] = []
         photos: list[Photo] = []
         for name, value in form.multi_items():
             if isinstance(value, UploadFile) and name == field:
-                photos.append(Photo(PurePath(value.filename or "photo").name[:200], await value.read()))
+                photos.append(Photo(PurePath(value.filename or "").name[:200] or "photo", await value.read()))
             elif isinstance(value, UploadFile):
                 texts.append((name, "a file"))  # its name is checked with the other fields
             elif name == field:
