@@ -66,6 +66,11 @@ def test_commands_that_need_an_extra_name_it(tmp_path: Path) -> None:
         assert re.search(rf"needs \w+.*\n  pip install [\"']haav\[{extra}\][\"']", said), said
 
 
+def test_a_server_without_the_parser_of_forms_does_not_start(tmp_path: Path) -> None:
+    [said] = run_without(["python_multipart"], ["serve", "--model", str(save_model(tmp_path / "model"))])
+    assert 'needs python_multipart, which is not installed.\n  pip install "haav[web]"' in said
+
+
 def test_every_package_of_an_extra_is_known() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

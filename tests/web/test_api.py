@@ -52,6 +52,7 @@ def send(client: TestClient, query: str = "", **fields: Any) -> Any:
         ({"must": "w4x"}, "the model does not know the word 'w4x'. Did you mean 'w4'?"),
         ({"must": "w4", "never": "w4"}, "'w4' cannot be demanded and forbidden at once"),
         ({"temperature": "2"}, "temperature has no effect with method beam"),
+        ({"seed": "5"}, "seed has no effect with method beam"),
         ({"beam": "2", "method": "sample"}, "beam has no effect with method sample"),
         ({"beam": ["2", "3"]}, "beam was given 2 times; give it once."),
     ],
@@ -357,7 +358,9 @@ def test_cors_is_off_unless_asked_for(client: TestClient, locked: TestClient) ->
     assert allowed not in locked.get("/v1/health", headers=other).headers
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
     assert locked.options("/v1/caption", headers=ours | asked).status_code == 200
-    assert locked.options("/v1/caption", headers=other | asked).status_code == 400
+    refusal = locked.options("/v1/caption", headers=other | asked)
+    assert refusal.status_code == 400
+    assert refusal.json() == {"error": "this server is not open to pages of other sites: Disallowed CORS origin."}
     assert client.options("/v1/caption", headers=ours | asked).status_code == 405
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ pytest.importorskip("fastapi", reason="needs the web extra")
 import httpx
 
 from haav.web.connection import Connection
+from haav.web.service import Limits
 
 CAT = (SAMPLES / "cat.jpg").read_bytes()
 
@@ -120,3 +122,16 @@ def test_clients_that_hang_up_or_send_no_http_leave_no_trace_in_the_log(tmp_path
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=60)
     assert log == ""
+
+
+def test_the_refusal_of_a_large_upload_reaches_the_client_that_still_sends(start_server: Callable[..., str]) -> None:
+    address = start_server(Limits(upload=100_000))
+    with connect(address) as connection:
+        head = "POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Type: image/jpeg\r\nContent-Length: 900000\r\n\r\n"
+        connection.sendall(head.encode())
+        for _ in range(9):
+            connection.sendall(bytes(100_000))
+            time.sleep(0.01)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b'{"error":"a request has at most 100,000 bytes."}')

@@ -21,6 +21,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from PIL import Image
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
@@ -86,7 +87,7 @@ def build_app(
     app.add_middleware(Answers, metrics=metrics)
     if cors:
         app.add_middleware(
-            CORSMiddleware,
+            _Cors,
             allow_origins=list(cors),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
@@ -97,6 +98,17 @@ def build_app(
     locked = {"dependencies": [Depends(_key_check(api_key))], "responses": _errors(limits, 401)} if api_key else {}
     app.include_router(_api(service, metrics, name), **locked)  # type: ignore[arg-type]
     return app
+
+
+class _Cors(CORSMiddleware):
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """As Starlette's, with the error body of the API"""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        reason = f"this server is not open to pages of other sites: {bytes(response.body).decode()}."
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return AsciiJSONResponse({"error": reason}, response.status_code, headers)
 
 
 def _add_error_bodies(app: FastAPI) -> None:

@@ -21,7 +21,7 @@ from haav.web.batcher import Batcher, Busy
 from haav.web.schemas import Settings
 from haav.web.uploads import Photo, Refused
 
-SAMPLING = ("samples", "temperature", "top_k", "top_p")
+SAMPLING = ("samples", "temperature", "top_k", "top_p", "seed")
 
 
 @dataclass(frozen=True)

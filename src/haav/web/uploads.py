@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
 
+import python_multipart  # noqa: F401  # Starlette imports it with the first form, which is too late to say so
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
@@ -21,6 +22,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from haav.files import json_of
 from haav.web.schemas import LISTS, Settings, first_problem, photo_field
 
+LINGER = 10
+"""Of an upload that is too large, this many times the limit is read and dropped before it is refused. A client that
+still sends when the connection closes does not see the answer."""
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
@@ -137,6 +141,9 @@ async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > most:
-            raise Refused(413, f"a request has at most {most:,} bytes.", {"Connection": "close"})
-        yield part
+        if size > LINGER * most:
+            break
+        if size <= most:
+            yield part
+    if size > most:
+        raise Refused(413, f"a request has at most {most:,} bytes.", {"Connection": "close"})
