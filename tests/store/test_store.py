@@ -156,6 +156,14 @@ def test_verify_finds_damage_in_the_file(tmp_path: Path) -> None:
     assert "checksum does not match" in next(iter(faults.values()))
 
 
+def test_names_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    data = (tmp_path / "data.mdb").read_bytes()
+    (tmp_path / "data.mdb").write_bytes(data.replace(b"things", b"\xff\xffings"))
+    with Store(tmp_path) as store, pytest.raises(StoreError, match="is damaged: 'utf-8' codec"):
+        store.info()
+
+
 def test_info_counts_photos_that_lack_the_view(tmp_path: Path) -> None:
     with filled(tmp_path) as store:
         store.put("things", {"none.jpg": photo(tokens=0)})

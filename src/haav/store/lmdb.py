@@ -20,6 +20,7 @@ import lmdb
 
 from haav.errors import StoreError, unknown
 from haav.files import json_of
+from haav.store.lmdb_pages import Damage, NotLMDB, check_metas, check_pages
 from haav.store.records import ViewManifest, pack, token_count, unpack
 from haav.types import PhotoView, ViewSpec
 
@@ -63,28 +64,37 @@ class Store:
         key = (os.getpid(), str(self.path.resolve()))
         handle = _handles.get(key)
         if handle is None:
-            try:
-                env = lmdb.open(
-                    str(self.path),
-                    map_size=MAP_BYTES,
-                    max_dbs=MAX_VIEWS,
-                    readonly=not self.writable,
-                    readahead=False,
-                    max_readers=512,
-                )
-            except lmdb.Error as error:
-                raise StoreError(f"cannot open store {self.path}: {error}.") from None
-            # Reading a mapped file beyond its end kills the process, so a truncated file is detected here.
-            whole = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-            size = (self.path / "data.mdb").stat().st_size
-            if size < whole:
-                env.close()
-                raise self._damaged(f"it has {size:,} bytes of {whole:,}")
-            handle = _handles[key] = _Handle(env, self.writable)
+            handle = _handles[key] = _Handle(self._map(), self.writable)
         elif self.writable and not handle.writable:
             raise StoreError(f"store {self.path} is open for reading in this process; close it before writing.")
         handle.users += 1
         return handle.env
+
+    def _map(self) -> Any:
+        """LMDB trusts the file that it maps, and a damaged one would kill the process, so its pages are checked."""
+        file = self.path / "data.mdb"
+        try:
+            check_metas(file)
+            env = lmdb.open(
+                str(self.path),
+                map_size=MAP_BYTES,
+                max_dbs=MAX_VIEWS,
+                readonly=not self.writable,
+                readahead=False,
+                max_readers=512,
+            )
+            try:
+                check_pages(file, env)
+            except BaseException:
+                env.close()
+                raise
+        except Damage as error:
+            raise self._damaged(error) from None
+        except OSError as error:
+            raise StoreError(f"cannot open store {self.path}: {error.strerror}.") from None
+        except (NotLMDB, lmdb.Error) as error:
+            raise StoreError(f"cannot open store {self.path}: {error}.") from None
+        return env
 
     @contextmanager
     def _read(self) -> Iterator[Any]:
@@ -131,8 +141,8 @@ class Store:
         if table is None:
             return {}
         with self._read() as transaction:
-            entries = list(transaction.cursor(db=table))
-        return {bytes(name).decode(): _read_manifest(bytes(value), self.path) for name, value in entries}
+            entries = [(bytes(name).decode(), bytes(value)) for name, value in transaction.cursor(db=table)]
+        return {name: _read_manifest(value, self.path) for name, value in entries}
 
     def count(self, view: str) -> int:
         table = self._table(view)
@@ -248,17 +258,22 @@ class Store:
 
     def drop(self, view: str) -> None:
         table, manifest = self._required(view), self._table(MANIFEST)
-        with self._env.begin(write=True) as transaction:
+        with self._write() as transaction:
             transaction.delete(view.encode(), db=manifest)
             transaction.drop(table)
         self._tables.pop(view)
 
     def _put(self, view: str, values: Mapping[str, bytes], overwrite: bool) -> None:
         table = self._table(view, create=True)
+        with self._write() as transaction:
+            for key, value in values.items():
+                transaction.put(_key(key), value, db=table, overwrite=overwrite)
+
+    @contextmanager
+    def _write(self) -> Iterator[Any]:
         try:
             with self._env.begin(write=True) as transaction:
-                for key, value in values.items():
-                    transaction.put(_key(key), value, db=table, overwrite=overwrite)
+                yield transaction
         except lmdb.Error as error:
             raise StoreError(
                 f"cannot write to store {self.path}: {error}.\n"
