@@ -1,4 +1,4 @@
-"""Damaged and hostile input of every kind, 106,500 cases: python tests/fuzz.py; or [cases of each kind] [kinds …]
+"""Damaged and hostile input of every kind, 1,000,000 cases: python tests/fuzz.py; or [cases of each kind] [kinds …]
 
 Each kind runs in a process of its own with a limit on memory, so that a crash of a native library, a hang or an
 explosion is seen and can be repeated: a case is its kind and its number. A case is fine when the input is taken, or
@@ -17,6 +17,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ from urllib.parse import quote
 SECONDS = 10.0
 MEMORY = 6 * 2**30
 """bytes that a process may ask for; what it maps of files does not count"""
+MEMORY_DISK = Path("/dev/shm")
+"""where files cost least, if there is one"""
 TOKENS = [
     b"null", b"-1", b"1e999", b"NaN", b"true", b'""', b"[]", b"{}", b"\x00", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff",
     b"9" * 400, b"[" * 200, b"!!python/object/apply:os.system ['x']", b"../../etc/passwd", b"\xed\xa0\x80", b"&a [*a]",
@@ -205,25 +208,82 @@ def stores(folder: Path) -> Check:
 
 
 def store_files(folder: Path) -> Check:
-    """The database file beneath a store"""
+    """The database file beneath a store: any bytes of it, or what LMDB follows; read, and now and then written to"""
     import torch
 
     from haav.store import Store, ViewManifest
     from haav.types import PhotoView, ViewSpec
 
     _quiet_torch()
+    torch.manual_seed(0)
     with Store(folder / "store", write=True) as store:
-        store.add_view("toy", ViewManifest(ViewSpec(7, 5), "fingerprint", "CC0"))
-        store.put("toy", {f"photo {index}": PhotoView(torch.randn(5, 7)) for index in range(60)})
-    (folder / "store" / "lock.mdb").unlink(missing_ok=True)
+        # Two levels of pages, values in runs of pages, free pages
+        for view, count in (("dropped", 9), ("toy", 20), ("small", 40)):
+            store.add_view(view, ViewManifest(ViewSpec(64, 90), "fingerprint", "CC0"))
+            for index in range(count):
+                tokens = 1 if view == "small" else 90 if index % 5 == 0 else 8
+                store.put(view, {f"photo {index}": PhotoView(torch.randn(tokens, 64))})
+        store.drop("dropped")
+    whole = (folder / "store" / "data.mdb").read_bytes()
+    (folder / "copy").mkdir()
 
-    def load(place: Path) -> None:
-        with Store(place) as store:
+    def check(rng: random.Random) -> None:
+        damaged = mutate(whole, rng) if rng.random() < 0.3 else mutate_pages(whole, rng)
+        (folder / "copy" / "data.mdb").write_bytes(damaged)
+        write = rng.random() < 0.2
+        with Store(folder / "copy", write=write) as store:
             store.info()
             for view in store.views:
                 list(store.verify(view))
+                if write:
+                    store.put(view, {f"new {index}": PhotoView(torch.zeros(index, 64)) for index in (2, 9, 70)})
+                    store.drop(view)
 
-    return _damaged(folder / "store", folder / "copy", load)
+    return check
+
+
+def mutate_pages(data: bytes, rng: random.Random) -> bytes:
+    """Change what LMDB follows: the headers of pages and records, offsets, tables; or replace a page by another"""
+    size = 4096
+    changed, count = bytearray(data), len(data) // size
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        page = rng.randrange(count)
+        start = page * size
+        if rng.random() < 0.05:
+            source = rng.randrange(count) * size
+            changed[start : start + size] = changed[source : source + size]
+            if rng.random() < 0.8:
+                struct.pack_into("=Q", changed, start, page)
+            continue
+        lower, upper = struct.unpack_from("=HH", changed, start + 12)
+        slots = range(16, min(lower, size - 1), 2)
+        offset = rng.randrange(16 if page > 1 else 152)
+        if page > 1 and slots and rng.random() < 0.8:
+            offset = rng.choice(slots)
+            if rng.random() < 0.7:
+                offset = struct.unpack_from("=H", changed, start + offset)[0] + rng.choice((0, 2, 4, 6, *range(8, 64)))
+        elif page > 1 and rng.random() < 0.2:
+            offset = max(upper, 16) + rng.randrange(200)
+        layout = rng.choice(("=B", "=H", "=H", "=I", "=Q"))
+        width = struct.calcsize(layout)
+        offset = min(offset, size - width)
+        (old,) = struct.unpack_from(layout, changed, start + offset)
+        new = rng.choice(
+            (
+                *(0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 48, 511, size - 8, size, 2**15, 2**16 - 1, 2**31, 2**63, 2**64 - 1),
+                *(
+                    count - 1,
+                    count,
+                    rng.randrange(count),
+                    rng.randrange(count),
+                    rng.randrange(size),
+                    rng.getrandbits(64),
+                ),
+                *(old + 1, old - 1, old + 2, old - 2, old + 8, old - 8, old * 2, old ^ 1 << rng.randrange(8 * width)),
+            )
+        )
+        struct.pack_into(layout, changed, start + offset, new % 2 ** (8 * width))
+    return bytes(changed)
 
 
 def exports(folder: Path) -> Check:
@@ -274,6 +334,7 @@ def runs(folder: Path) -> Check:
     files = RunFiles(folder / "run")
     files.begin(tiny_config(vocabulary_size=len(WORDS)), WORDS)
     files.log({"step": 1, "loss": 2.0})
+    files.close()
 
     def load(place: Path) -> None:
         copy = RunFiles(place)
@@ -374,19 +435,19 @@ KINDS: dict[str, Callable[[Path], Check]] = {
 
 
 MANY = {
-    "pictures": 40_000,
-    "annotations": 20_000,
-    "stores": 12_000,
-    "captions": 8_000,
-    "store_files": 6_000,
-    "requests": 5_000,
-    "configs": 4_000,
-    "texts": 4_000,
-    "models": 3_000,
-    "runs": 3_000,
-    "exports": 1_500,
+    "pictures": 400_000,
+    "annotations": 200_000,
+    "stores": 150_000,
+    "captions": 100_000,
+    "texts": 60_000,
+    "store_files": 60_000,
+    "requests": 10_000,
+    "configs": 8_000,
+    "models": 6_000,
+    "runs": 4_000,
+    "exports": 2_000,
 }
-"""cases of a long run, more of what is quick: 106,500"""
+"""cases of a long run, more of what is quick: 1,000,000"""
 
 
 def raises(folder: Path) -> Check:
@@ -408,7 +469,7 @@ def work(kind: str, first: int, cases: int, said: Any) -> None:
     """In a process of its own: run cases, say what went wrong and where it stands"""
     from haav.errors import HaavError
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
         check = (KINDS | FAULTS)[kind](Path(folder))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         for case in range(first, first + cases):
