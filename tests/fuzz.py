@@ -465,28 +465,27 @@ FAULTS = {"raises": raises, "crashes": crashes}
 """not input: they show that what goes wrong is seen"""
 
 
-def work(kind: str, first: int, cases: int, said: Any) -> None:
+def work(kind: str, folder: Path, first: int, cases: int, said: Any) -> None:
     """In a process of its own: run cases, say what went wrong and where it stands"""
     from haav.errors import HaavError
 
-    with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
-        check = (KINDS | FAULTS)[kind](Path(folder))
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        for case in range(first, first + cases):
-            said.send(("at", case, ""))
-            started, outcome = time.monotonic(), "taken"
-            try:
-                check(random.Random(f"{kind} {case}"))
-            except HaavError:
-                outcome = "refused"
-            except BaseException:
-                outcome = "FAILED"
-                said.send(("failed", case, traceback.format_exc(limit=-4)))
-            if time.monotonic() - started > SECONDS:
-                said.send(("failed", case, f"took {time.monotonic() - started:.1f} s"))
-            said.send((outcome, case, ""))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        said.send(("peak", 0, f"{peak:.2f}"))
+    check = (KINDS | FAULTS)[kind](folder)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    for case in range(first, first + cases):
+        said.send(("at", case, ""))
+        started, outcome = time.monotonic(), "taken"
+        try:
+            check(random.Random(f"{kind} {case}"))
+        except HaavError:
+            outcome = "refused"
+        except BaseException:
+            outcome = "FAILED"
+            said.send(("failed", case, traceback.format_exc(limit=-4)))
+        if time.monotonic() - started > SECONDS:
+            said.send(("failed", case, f"took {time.monotonic() - started:.1f} s"))
+        said.send((outcome, case, ""))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    said.send(("peak", 0, f"{peak:.2f}"))
 
 
 def fuzz(kind: str, cases: int, first: int = 0) -> dict[str, Any]:
@@ -495,29 +494,31 @@ def fuzz(kind: str, cases: int, first: int = 0) -> dict[str, Any]:
     outcome: dict[str, Any] = {"kind": kind, "taken": 0, "refused": 0, "failures": [], "peak GB": "–"}
     end, begin = first + cases, first
     while begin < end:
-        listen, said = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(kind, begin, end - begin, said))
-        process.start()
-        said.close()
-        last, begun = begin, False
-        while True:
-            try:
-                if not listen.poll(6 * SECONDS if begun else 120):
-                    process.kill()
-                    outcome["failures"].append((last, "hangs"))
+        # A process that dies leaves its files behind.
+        with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
+            listen, said = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(kind, Path(folder), begin, end - begin, said))
+            process.start()
+            said.close()
+            last, begun = begin, False
+            while True:
+                try:
+                    if not listen.poll(6 * SECONDS if begun else 120):
+                        process.kill()
+                        outcome["failures"].append((last, "hangs"))
+                        break
+                    what, case, text = listen.recv()
+                except EOFError:
                     break
-                what, case, text = listen.recv()
-            except EOFError:
-                break
-            if what == "at":
-                last, begun = case, True
-            elif what == "failed":
-                outcome["failures"].append((case, text))
-            elif what == "peak":
-                outcome["peak GB"] = text
-            elif what in outcome:
-                outcome[what] += 1
-        process.join()
+                if what == "at":
+                    last, begun = case, True
+                elif what == "failed":
+                    outcome["failures"].append((case, text))
+                elif what == "peak":
+                    outcome["peak GB"] = text
+                elif what in outcome:
+                    outcome[what] += 1
+            process.join()
         if process.exitcode and process.exitcode > 0 and not begun:
             raise RuntimeError(f"{kind} does not begin: exit code {process.exitcode}")
         if (

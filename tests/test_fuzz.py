@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +36,14 @@ def test_every_kind_is_part_of_the_long_run() -> None:
 
 
 @pytest.mark.parametrize(("kind", "says"), [("raises", "ZeroDivisionError"), ("crashes", "died of signal 11")])
-def test_what_goes_wrong_is_seen_case_by_case(kind: str, says: str) -> None:
+def test_what_goes_wrong_is_seen_case_by_case(
+    kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuzz.MEMORY_DISK", tmp_path)
     failures = fuzz(kind, 2, first=7)["failures"]
     assert [index for index, _ in failures] == [7, 8]
     assert all(says in text for _, text in failures)
+    assert not list(tmp_path.iterdir())
 
 
 def test_mutations_of_pages_keep_their_number_and_can_be_repeated() -> None:
