@@ -375,7 +375,7 @@ def print_settings(section: str, settings: Any) -> None:
 
 def _table(first: str, *columns: str, title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)  # names stay whole; the other columns give way
     for column in columns:
         table.add_column(column, justify="right")
     return table
