@@ -14,7 +14,7 @@ from haav.generate.beam import BeamSearch
 from haav.generate.build import build_rules
 from haav.generate.loop import generate
 from haav.inference.captioner import Captioner
-from haav.text import DANGLING, SPECIAL, UNK, Vocabulary
+from haav.text import BOS, DANGLING, SPECIAL, UNK, Vocabulary
 from haav.types import Caption, Word
 from helpers import random_views, tiny_config, tiny_model
 
@@ -86,6 +86,29 @@ def test_words_that_must_or_must_not_be_said() -> None:
 
 def before_all(captions: list[list[str]]) -> list[str]:
     return sorted({word for words in captions for word in words} - {"w9", "w10", "w20"})
+
+
+def test_a_caption_goes_on_from_its_prefix() -> None:
+    tool, views = captioner(), random_views(batch=3)
+    greedy = tool.caption_views(views, beam=1)
+    for words in (1, 2, 4):
+        for row, whole in enumerate(greedy):
+            begun = " ".join(whole.text.split()[:words]).upper()
+            assert tool.caption_views(views, beam=1, prefix=begun)[row].text == whole.text, "what it would say anyway"
+    prefix = "w7 w7 w7 w8"  # also what a rule would forbid
+    for settings in ({}, {"groups": 2, "beam": 6}, {"must": ["w9"]}, {"method": "sample", "samples": 3, "seed": 1}):
+        for row, caption in enumerate(tool.caption_views(views, prefix=prefix, n_best=3, **settings)):
+            assert all(each.text.startswith(prefix) for each in (caption, *caption.n_best)), settings
+            tokens = torch.tensor([BOS, *(word.token for word in caption.words)])
+            logprobs = tool.model(views, tokens.expand(3, 1, -1)).logprobs[row, 0, :-1]
+            said = torch.tensor([word.logprob for word in caption.words])
+            torch.testing.assert_close(said, logprobs.gather(1, tokens[1:, None])[:, 0], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match="the model does not know the word 'w7x'"):
+        tool.caption_views(views, prefix="w7x")
+    with pytest.raises(ConfigError, match="'w7' is in the prefix, so it cannot be forbidden"):
+        tool.caption_views(views, prefix="w7", never=["w7"])
+    with pytest.raises(ConfigError, match="fewer than 3 words, and the prefix has 3"):
+        tool.caption_views(views, prefix="w7 w8 w9", max_words=3)
 
 
 def test_forbidden_words_may_be_written_in_any_case() -> None:

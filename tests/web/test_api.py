@@ -105,6 +105,11 @@ def test_words_are_demanded_and_forbidden_as_in_python(client: TestClient, capti
     assert {"w9", "w10"} & set(demanded["caption"].split())
 
 
+def test_a_caption_goes_on_from_its_prefix(client: TestClient) -> None:
+    assert send(client, prefix="w6 w7").json()["caption"].startswith("w6 w7 ")
+    assert send(client, prefix="w6 w7", never="w7").status_code == 422
+
+
 def test_a_seed_draws_what_python_draws_and_other_photos_do_not_change_it(
     client: TestClient, captioner: Captioner
 ) -> None:

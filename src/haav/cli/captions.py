@@ -44,6 +44,7 @@ def caption(
     views: Views = "",
     must: Annotated[str, "words that captions must contain, comma-separated; a|b for either"] = "",
     never: Annotated[str, "words that captions must not contain, comma-separated"] = "",
+    prefix: Annotated[str, "words that captions begin with; the model goes on from there"] = "",
     seed: Annotated[int | None, "random seed of --decode.method sample"] = None,
     out: Annotated[str | None, "file for the lines of JSON; an interrupted run is resumed"] = None,
     overwrite: Annotated[bool, "replace the file --out instead of resuming it"] = False,
@@ -67,7 +68,7 @@ def caption(
     if overwrite and out is None:
         raise ConfigError("--overwrite needs --out FILE.")
     captioner = load_captioner(model, overrides, device, precision, beam)
-    options = _options(captioner, views, n_best, must, never, seed, widen=beam is None)
+    options = _options(captioner, views, n_best, must, never, seed, prefix, widen=beam is None)
     if explain:
         weighing(captioner)
     note = output.note if not quiet else lambda text: None
@@ -116,6 +117,7 @@ def _options(
     must: str = "",
     never: str = "",
     seed: int | None = None,
+    prefix: str = "",
     widen: bool = True,
 ) -> CaptionOptions:
     """Options of a command. With `widen`, the beam is widened to `n_best` if necessary."""
@@ -124,7 +126,8 @@ def _options(
     decode = captioner.config.decode
     if seed is not None and decode.method != "sample":
         raise ConfigError("--seed needs --decode.method sample: beam search draws nothing at random.")
-    options = CaptionOptions(n_best, tuple(listed(views)) or None, tuple(listed(must)), tuple(listed(never)), seed)
+    words = tuple(listed(must)), tuple(listed(never))
+    options = CaptionOptions(n_best, tuple(listed(views)) or None, *words, seed, prefix)
     if widen and decode.method == "beam" and decode.beam < n_best:
         options = replace(options, beam=n_best)
     options.decode(captioner.config)  # reports what cannot work before the work begins

@@ -10,9 +10,9 @@ from haav.config import DecodeConfig
 from haav.errors import ConfigError, did_you_mean
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Strategy
-from haav.generate.rules import Ending, Never, NoRepeats, Rule
+from haav.generate.rules import Ending, Never, NoRepeats, Prefix, Rule
 from haav.generate.sample import Sampling
-from haav.text import BOS, EOS, PAD, UNK, Vocabulary
+from haav.text import BOS, EOS, PAD, UNK, Vocabulary, tokenize
 
 MOST_DEMANDS = 4
 """the number of banks of a constrained search doubles with each"""
@@ -55,8 +55,15 @@ def forbidden(never: Sequence[str], vocabulary: Vocabulary) -> list[int]:
     return sorted({token for token in ids if token is not None and token not in (PAD, BOS, EOS)})
 
 
-def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[str] = ()) -> list[Rule]:
-    """`never`: words that captions must not contain"""
+def first_words(prefix: str, vocabulary: Vocabulary) -> list[int]:
+    """Ids of the words that captions begin with"""
+    return [_known(word, vocabulary) for word in tokenize(prefix)]
+
+
+def build_rules(
+    settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[str] = (), prefix: str = ""
+) -> list[Rule]:
+    """`never`: words that captions must not contain; `prefix`: words that they begin with"""
     rules: list[Rule] = [Never([PAD, BOS, *([] if settings.allow_unk else [UNK])])]
     unsaid = forbidden(never, vocabulary)
     if unsaid:
@@ -66,7 +73,15 @@ def build_rules(settings: DecodeConfig, vocabulary: Vocabulary, never: Sequence[
     if settings.min_words or not settings.allow_cut:
         dangling = [] if settings.allow_cut else vocabulary.dangling
         rules.append(Ending(settings.min_words, dangling, in_time=not settings.allow_cut))
-    return rules
+    begun = first_words(prefix, vocabulary)
+    if len(begun) >= settings.max_words:
+        raise ConfigError(
+            f"a caption has fewer than {settings.max_words} words, and the prefix has {len(begun)}.\n"
+            "  Shorten the prefix, or raise decode.max_words."
+        )
+    for token in set(begun) & set(unsaid):
+        raise ConfigError(f"'{vocabulary.words[token]}' is in the prefix, so it cannot be forbidden.")
+    return [Prefix(begun, rules)] if begun else rules
 
 
 def _known(word: str, vocabulary: Vocabulary) -> int:

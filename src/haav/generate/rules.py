@@ -32,6 +32,23 @@ class Never:
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """The first words are given. Other rules hold for the words after them."""
+
+    ids: Sequence[int]
+    others: Sequence[Rule] = ()
+
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        step = words.shape[2]
+        if step >= len(self.ids):
+            for rule in self.others:
+                rule.forbid(scores, words, room)
+            return
+        word = self.ids[step]
+        scores[..., :word] = scores[..., word + 1 :] = -torch.inf
+
+
+@dataclass(frozen=True)
 class Ending:
     """A caption has at least `min_words` words, does not end on a dangling word ("a man with a"), and ends in time."""
 

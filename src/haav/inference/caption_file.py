@@ -44,6 +44,7 @@ class MadeWith:
             "views": sorted(options.views) if options.views else None,
             "must": sorted(options.must),
             "never": sorted(options.never),
+            "prefix": options.prefix or None,
             "seed": options.seed,
             "precision": precision,
         }

@@ -305,7 +305,7 @@ class Captioner:
         strategy = build_strategy(
             decode, self.vocabulary, resolved.must, None if ranked else resolved.n_best, generator
         )
-        rules = build_rules(decode, self.vocabulary, resolved.never)
+        rules = build_rules(decode, self.vocabulary, resolved.never, resolved.prefix)
         check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})

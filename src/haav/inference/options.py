@@ -29,6 +29,8 @@ class CaptionOptions:
     """words that captions must not contain"""
     seed: int | None = None
     """random seed of samples"""
+    prefix: str = ""
+    """words that captions begin with"""
 
     method: str | None = None
     beam: int | None = None
@@ -55,6 +57,8 @@ class CaptionOptions:
             if isinstance(words, str):
                 raise ConfigError(f"{name} takes a list of words: {name}=['{words}'].")
             object.__setattr__(self, name, tuple(words))
+        if not isinstance(self.prefix, str):
+            raise ConfigError(f"prefix is a text, not {self.prefix!r}.")
         if self.views is not None:
             object.__setattr__(self, "views", (self.views,) if isinstance(self.views, str) else tuple(self.views))
         if not isinstance(self.n_best, int) or not 1 <= self.n_best <= MAX_CAPTIONS:

@@ -27,6 +27,7 @@ class Settings(BaseModel):
         [], max_length=MOST_DEMANDS, description="words that captions must contain; dog|puppy: one of them"
     )
     never: list[Name] = Field([], max_length=MOST_FORBIDDEN, description="words that captions must not contain")
+    prefix: str = Field("", max_length=200, description="words that captions begin with")
     method: Literal["beam", "sample"] | None = Field(None, description="default: the model's own")
     beam: int | None = Field(None, ge=1, le=MOST, description="captions searched at once; default: the model's own")
     samples: int | None = Field(None, ge=1, le=MOST, description="with method sample: captions drawn")

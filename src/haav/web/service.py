@@ -84,6 +84,7 @@ class CaptionService:
             tuple(settings.must),
             tuple(settings.never),
             settings.seed,
+            settings.prefix,
             method=method,
             beam=None if sampling else max(settings.beam or default.beam, settings.n_best),
             samples=max(settings.samples or default.samples, settings.n_best) if sampling else None,
