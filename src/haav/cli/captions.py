@@ -21,7 +21,7 @@ from haav.cli.common import (
     listed,
     load_captioner,
 )
-from haav.errors import ConfigError, printable, unknown
+from haav.errors import ConfigError, did_you_mean, printable, unknown
 
 if TYPE_CHECKING:
     from haav.inference.captioner import Captioner
@@ -121,6 +121,7 @@ def _options(
     widen: bool = True,
 ) -> CaptionOptions:
     """Options of a command. With `widen`, the beam is widened to `n_best` if necessary."""
+    from haav.cli import output
     from haav.inference.options import CaptionOptions
 
     decode = captioner.config.decode
@@ -131,6 +132,10 @@ def _options(
     if widen and decode.method == "beam" and decode.beam < n_best:
         options = replace(options, beam=n_best)
     options.decode(captioner.config)  # reports what cannot work before the work begins
+    for word in options.never:
+        if word.strip().lower() not in captioner.vocabulary.ids:
+            hint = did_you_mean(word, captioner.vocabulary.words)
+            output.note(f"--never: the model does not know the word '{printable(word)}', so it never says it.{hint}")
     return options
 
 
