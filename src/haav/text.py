@@ -21,6 +21,9 @@ _DANGLING = """
 """
 DANGLING = frozenset(_DANGLING.split())
 """words that a complete caption rarely ends with"""
+_MORE = "on by next top front side other another one two some her it be being up down out"
+FUNCTION = DANGLING | frozenset(_MORE.split())
+"""words that captions need more than once"""
 
 _WORD = re.compile(r"\w+(?:[-']\w+)*")
 
@@ -78,6 +81,16 @@ class Vocabulary:
     def dangling(self) -> list[int]:
         """Ids of the words that a complete caption does not end with"""
         return sorted(self.ids[word] for word in DANGLING & self.ids.keys())
+
+    @cached_property
+    def nouns(self) -> list[int]:
+        """For each word a number that its singular or plural shares, or -1 if it is a function word"""
+        numbers: dict[str, int] = {}
+        plain = (word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word for word in self.words)
+        return [
+            -1 if index < len(SPECIAL) or word in FUNCTION else numbers.setdefault(singular, len(numbers))
+            for index, (word, singular) in enumerate(zip(self.words, plain, strict=True))
+        ]
 
     def encode(self, caption: str) -> list[int]:
         """Word ids between <bos> and <eos>. Unknown words become <unk>."""

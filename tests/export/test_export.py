@@ -174,6 +174,7 @@ class Chain:
             "length_penalty": st.sampled_from([0.0, 0.5, 1.0]),
             "keep_greedy": st.booleans(),
             "no_repeat": st.integers(0, 3),
+            "no_doubles": st.booleans(),
             "allow_cut": st.booleans(),
             "allow_unk": st.booleans(),
             "min_words": st.integers(0, 3),
@@ -185,7 +186,7 @@ def test_the_search_in_numpy_is_the_search_in_torch(
     seed: int, beam: int, n_best: int, spread: float, given_settings: dict[str, Any]
 ) -> None:
     n_best = min(beam, n_best)
-    vocabulary = Vocabulary((*SPECIAL, "a", "of", "with", "dog", "runs", "cat"))
+    vocabulary = Vocabulary((*SPECIAL, "a", "of", "with", "dog", "dogs", "cat"))
     torch.manual_seed(seed)
     chain = Chain(spread * torch.randn(3, 8, len(vocabulary), len(vocabulary)))
     decode = DecodeConfig(beam=beam, **given_settings)

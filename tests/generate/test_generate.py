@@ -12,10 +12,10 @@ from torch.testing import assert_close
 
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Generated, _next_words, collapse_repeats, generate
-from haav.generate.rules import Ending, Never, NoRepeats
+from haav.generate.rules import Ending, Never, NoDoubles, NoRepeats
 from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
-from haav.text import BOS, EOS, PAD, UNK
+from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.types import Cache, Decoded
 from helpers import combinations, random_view, random_views, tiny_model
 
@@ -248,6 +248,12 @@ def test_never_and_ending_and_repeats_by_hand() -> None:
     assert left(NoRepeats(2), [4]) == everything
     assert left(NoRepeats(3), [4, 5, 6, 7, 4, 5]) == [0, 1, 2, 3, 4, 5, 7]
     assert left(NoRepeats(1), [4, 6]) == [0, 1, 2, 3, 5, 7]
+    nouns = Vocabulary((*SPECIAL, "a", "dog", "dogs", "cat")).nouns
+    assert nouns == [-1, -1, -1, -1, -1, 0, 0, 1]
+    assert left(NoDoubles(nouns), [5, 4]) == [0, 1, 2, 3, 4, 7], "a dog and a … neither dog nor dogs"
+    assert left(NoDoubles(nouns), [5, 4, 7]) == everything, "after another word it may be said"
+    assert left(NoDoubles(nouns), [4]) == everything
+    assert left(NoDoubles(nouns), []) == everything
 
 
 @settings(max_examples=100, deadline=None)

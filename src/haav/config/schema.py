@@ -94,6 +94,9 @@ class DecodeConfig:
     max_words: int = setting(20, "maximum length of a caption, end token included", low=1)
     min_words: int = setting(0, "minimum number of words", low=0)
     no_repeat: int = setting(3, "length of word sequences that must not repeat; 0: no limit", low=0)
+    no_doubles: bool = setting(
+        False, 'forbid words that were said before, in singular or plural, after words like "a" and "and"'
+    )
     allow_unk: bool = setting(False, "allow <unk> in captions")
     allow_cut: bool = setting(False, 'allow captions that are cut off at max_words or end in a word like "with"')
     collapse_repeats: bool = setting(False, "show a repeated word once")

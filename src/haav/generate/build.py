@@ -10,7 +10,7 @@ from haav.config import DecodeConfig
 from haav.errors import ConfigError, did_you_mean
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Strategy
-from haav.generate.rules import Ending, Never, NoRepeats, Prefix, Rule
+from haav.generate.rules import Ending, Never, NoDoubles, NoRepeats, Prefix, Rule
 from haav.generate.sample import Sampling
 from haav.text import BOS, EOS, PAD, UNK, Vocabulary, tokenize
 
@@ -70,6 +70,8 @@ def build_rules(
         rules.append(Never(unsaid))
     if settings.no_repeat:
         rules.append(NoRepeats(settings.no_repeat))
+    if settings.no_doubles:
+        rules.append(NoDoubles(vocabulary.nouns))
     if settings.min_words or not settings.allow_cut:
         dangling = [] if settings.allow_cut else vocabulary.dangling
         rules.append(Ending(settings.min_words, dangling, in_time=not settings.allow_cut))

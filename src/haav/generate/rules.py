@@ -70,6 +70,30 @@ class Ending:
             scores[..., EOS].masked_fill_(hanging, -torch.inf)
 
 
+class NoDoubles:
+    """After a function word, no word that was said before, in singular or plural: "a knife and a knife".
+
+    After another word it may be said: "a baby elephant next to an adult elephant".
+    """
+
+    def __init__(self, nouns: Sequence[int]) -> None:
+        """`nouns`: those of a vocabulary"""
+        self.nouns = torch.tensor(nouns)
+        self.count = int(self.nouns.max()) + 1
+
+    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+        if not words.shape[2]:
+            return
+        nouns = self.nouns.to(words.device)
+        said = nouns[words]
+        # The last column stands for function words and is never used.
+        used = torch.zeros(*said.shape[:2], self.count + 1, dtype=torch.bool, device=words.device)
+        used.scatter_(2, said.where(said >= 0, self.count), True)
+        used[..., -1] = False
+        used &= said[..., -1:] < 0
+        scores.masked_fill_(used[..., nouns], -torch.inf)
+
+
 @dataclass(frozen=True)
 class NoRepeats:
     """No sequence of `length` words occurs twice."""

@@ -45,6 +45,7 @@ class CaptionOptions:
     max_words: int | None = None
     min_words: int | None = None
     no_repeat: int | None = None
+    no_doubles: bool | None = None
     allow_unk: bool | None = None
     allow_cut: bool | None = None
     collapse_repeats: bool | None = None

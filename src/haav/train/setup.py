@@ -35,8 +35,8 @@ from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
 from haav.train.rehearsal import read_rehearsal, rehearse
 from haav.train.start import start_from
 
-ADDED = ("distinct", "xe_weight", "epoch_steps", "keep_weight")
-"""training settings that version 0.2.0 did not have; while they are 0, runs of that version can be resumed"""
+ADDED = {"train": ("distinct", "xe_weight", "epoch_steps", "keep_weight"), "decode": ("no_doubles",)}
+"""settings that version 0.2.0 did not have; while they are 0, runs of that version can be resumed"""
 REHEARSAL = "rehearsal"
 """folder of a run: base data from the text database of the model to start from"""
 
@@ -238,9 +238,10 @@ def _fingerprint(
 ) -> str:
     """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
-    for name in ADDED:
-        if not settings["train"][name]:
-            del settings["train"][name]
+    for section, names in ADDED.items():
+        for name in names:
+            if not settings[section][name]:
+                del settings[section][name]
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
     facts: list[object] = [
         settings,

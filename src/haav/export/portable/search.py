@@ -63,6 +63,7 @@ class Search:
         self.settings, self.beam, self.n_best = settings, beam, n_best
         self.never = [PAD, BOS, *([] if settings.allow_unk else [UNK])]
         self.dangling = [] if settings.allow_cut else vocabulary.dangling
+        self.nouns = np.array(vocabulary.nouns)
 
     def __call__(self, step: Step, past: list[np.ndarray], photos: int) -> list[list[Hypothesis]]:
         """The best captions of each photo, best first"""
@@ -95,6 +96,7 @@ class Search:
         logprobs: np.ndarray = scores - (highest + np.log(np.exp(scores - highest).sum(axis=2, keepdims=True)))
         logprobs[..., self.never] = -np.inf
         self._forbid_repeats(logprobs, beams.words)
+        self._forbid_doubles(logprobs, beams.words)
         self._forbid_bad_ends(logprobs, beams.words, room)
         ended = beams.ended
         logprobs[ended] = -np.inf
@@ -111,6 +113,14 @@ class Search:
             for start in range(len(said) - length + 1):
                 if said[start : start + length - 1] == last and said[start + length - 1] != EOS:
                     logprobs[(*place, said[start + length - 1])] = -np.inf
+
+    def _forbid_doubles(self, logprobs: np.ndarray, words: np.ndarray) -> None:
+        if not self.settings.no_doubles or not words.shape[2]:
+            return
+        for place in np.ndindex(words.shape[:2]):
+            said = self.nouns[words[place]]
+            if said[-1] < 0:
+                logprobs[place][np.isin(self.nouns, said[said >= 0])] = -np.inf
 
     def _forbid_bad_ends(self, logprobs: np.ndarray, words: np.ndarray, room: int) -> None:
         if room == 1 and not self.settings.allow_cut:
