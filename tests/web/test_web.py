@@ -410,6 +410,7 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:
     page.wait_for_selector(".word")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.get_by_role("link", name="the API").click()
+    page.wait_for_load_state()  # with its style sheet
     page.wait_for_selector("table")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -421,6 +422,7 @@ def test_axe_finds_no_serious_fault(page: Any, scheme: str) -> None:
     page.wait_for_selector(".word")
     assert serious_faults(page) == []
     page.get_by_role("link", name="the API").click()
+    page.wait_for_load_state()  # with its style sheet
     page.wait_for_selector("table")
     assert serious_faults(page) == []
 
