@@ -302,7 +302,7 @@ def exports(folder: Path) -> Check:
 
 def captions(folder: Path) -> Check:
     """Files of captions: to go on with, and to be scored"""
-    from haav.data.predictions import load_predictions
+    from haav.data.predictions import read_predictions
     from haav.inference.caption_file import CaptionFile, MadeWith
 
     made_with = MadeWith("model", "0123456789ab", {"beam": 3})
@@ -318,7 +318,7 @@ def captions(folder: Path) -> Check:
                 pass
         else:
             (folder / "c.json").write_bytes(mutate(results, rng))
-            load_predictions(folder / "c.json")
+            read_predictions(folder / "c.json")
 
     return check
 

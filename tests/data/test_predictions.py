@@ -10,7 +10,7 @@ import torch
 from haav.cli.main import main
 from haav.config import override
 from haav.data.annotations import Photo, load_dataset
-from haav.data.predictions import load_objects, load_predictions, load_references, match, names_for, save_predictions
+from haav.data.predictions import load_objects, load_references, match, names_for, read_predictions, save_predictions
 from haav.errors import ConfigError, DataError, ImageError
 from haav.inference.caption_file import CaptionFile, MadeWith
 from haav.inference.captioner import Captioner
@@ -41,7 +41,7 @@ def test_every_layout_of_predictions_is_read(tmp_path: Path, name: str) -> None:
     else:
         data = json.dumps(rows).encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert load_predictions(path) == CAPTIONS
+    assert read_predictions(path).captions == CAPTIONS
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_layout_of_predictions_is_read(tmp_path: Path, name: str) -> None:
 def test_broken_predictions_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(DataError) as error:
-        load_predictions(tmp_path / "p.json")
+        read_predictions(tmp_path / "p.json")
     assert message in str(error.value)
 
 
@@ -131,13 +131,18 @@ def test_what_haav_caption_writes_is_scored_and_failed_photos_are_left_out_on_re
         assert (data["photos"], data["compare"]["photos"]) == (2, 2)
         assert main([*words, "--skip-failed", "--match-by", "name"]) == 1
         assert "3 of 3 photos have no caption" in capsys.readouterr().err
+    with CaptionFile(tmp_path / "failed.jsonl", made_with) as file:
+        file.add([CaptionedPhoto(item, error=ImageError("not a picture")) for item in items.values()])
+    words[2] = str(tmp_path / "failed.jsonl")
+    assert main([*words, "--skip-failed"]) == 1
+    assert "all 3 photos failed, so there is nothing to score" in capsys.readouterr().err
 
 
 def test_the_coco_server_gets_numbers(tmp_path: Path) -> None:
     save_predictions(tmp_path / "s.json", CAPTIONS, names_for("coco-server", PHOTOS))
     assert json.loads((tmp_path / "s.json").read_text())[0] == {"image_id": 1, "caption": "a w6"}
     save_predictions(tmp_path / "p.json", CAPTIONS, names_for("coco", PHOTOS))
-    assert load_predictions(tmp_path / "p.json") == CAPTIONS
+    assert read_predictions(tmp_path / "p.json").captions == CAPTIONS
     with pytest.raises(DataError, match=r"takes numbers; 1 photos have none \(first: cat.jpg\)"):
         names_for("coco-server", [Photo("cat.jpg", "val")])
     with pytest.raises(DataError, match="the same number"):
@@ -164,7 +169,7 @@ def test_pycocoevalcaps_own_layout_is_read_and_captions_that_are_no_text_are_nam
     with pytest.raises(DataError, match="'1' stands there more than once"):
         load_references(tmp_path / "r.json")
     (tmp_path / "p.jsonl").write_text('{"image_id": 1, "caption": "a\u2028b"}\n', encoding="utf-8")
-    assert load_predictions(tmp_path / "p.jsonl") == {"1": "a\u2028b"}
+    assert read_predictions(tmp_path / "p.jsonl").captions == {"1": "a\u2028b"}
     (tmp_path / "t.json").write_text(json.dumps({"images": [{"id": 5, "file_name": "x.jpg"}]}))
     assert load_dataset(tmp_path / "t.json", "test").split("test") == (Photo("x.jpg", "test", (), 5),)
 
@@ -237,14 +242,14 @@ def run(*words: str) -> int:
 def test_predict_then_evaluate_by_command(world: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--store", world["store"], "--dataset", world["data.json"], "--out", world["out.json"]]
     assert run("predict", "--model", world["all"], *common, "--batch", "3") == 0
-    batched = load_predictions(world["out.json"])
+    batched = read_predictions(world["out.json"]).captions
     assert run("predict", "--model", world["all"], *common, "--batch", "1") == 0
-    assert load_predictions(world["out.json"]) == batched, "the batch changes nothing"
+    assert read_predictions(world["out.json"]).captions == batched, "the batch changes nothing"
     assert run("predict", "--model", f"{world['all']},{world['two']}", *common, "--decode.beam", "2") == 0
     assert run("predict", "--model", world["all"], *common, "--format", "coco-server", "--decode.min_words", "2") == 0
-    assert set(load_predictions(world["out.json"])) == {str(n) for n in range(1, 8)}
+    assert set(read_predictions(world["out.json"]).captions) == {str(n) for n in range(1, 8)}
     assert run("predict", "--model", world["two"], "--store", world["store"], "--out", world["out.json"]) == 0
-    assert len(load_predictions(world["out.json"])) == 7, "without a data set, all photos of the store"
+    assert len(read_predictions(world["out.json"]).captions) == 7, "without a data set, all photos of the store"
     capsys.readouterr()
     scoring = ["evaluate", "--predictions", world["out.json"], "--references", world["data.json"]]
     assert run(*scoring, "--skip", "METEOR", "--json", "--compare", world["out.json"]) == 0
@@ -337,5 +342,5 @@ def test_retrieval_alone_says_the_nearest_or_the_most_agreed_on(tmp_path: Path) 
     words = ["predict", "--store", str(tmp_path / "s"), "--out", str(tmp_path / "c.json"), "--baseline"]
     for baseline, expected in (("nearest", "odd one"), ("consensus", "a puppy")):
         assert main([*words, baseline]) == 0
-        assert load_predictions(tmp_path / "c.json") == {"p.jpg": expected}
+        assert read_predictions(tmp_path / "c.json").captions == {"p.jpg": expected}
     assert main([*words, "best"]) == 2

@@ -26,13 +26,6 @@ class Predictions:
     """photos that `haav caption` could not caption, and why"""
 
 
-def load_predictions(path: str | Path) -> dict[str, str]:
-    """`read_predictions` for files in which no photo failed"""
-    predictions = read_predictions(path)
-    _refuse_failed(predictions)
-    return predictions.captions
-
-
 def read_predictions(path: str | Path) -> Predictions:
     """COCO results `[{"image_id", "caption"}]`, the same as JSONL, or `{id: caption}`; `.gz` is fine.
 
@@ -177,7 +170,10 @@ def without_failed(
         {name: text for name, text in file.captions.items() if known.get(name) not in failed}
         for file, known in zip(files, ids, strict=True)
     ]
-    return captions, [photo for photo in photos if photo.id not in failed]
+    kept = [photo for photo in photos if photo.id not in failed]
+    if not kept:
+        raise DataError(f"{files[0].path}: all {len(photos):,} photos failed, so there is nothing to score.")
+    return captions, kept
 
 
 def _refuse_failed(predictions: Predictions) -> None:
