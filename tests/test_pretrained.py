@@ -5,17 +5,19 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from haav import Captioner
+from haav import Captioner, pretrained
 from haav.errors import CheckpointError, DataError
 from haav.inference.pack import pack
-from haav.pretrained import CHECKSUM, load_weights
+from haav.pretrained import CHECKSUM, load_weights, save_weights
 from haav.text import SPECIAL, Vocabulary
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
@@ -241,3 +243,23 @@ def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
     tool.model.decoder.positions = tool.model.decoder.positions.long()
     tool.save_pretrained(tmp_path)
     assert "'decoder.positions' is of type torch.int64" in broken(tmp_path)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training run replaces its best model, and somebody captions with it."""
+    path = tmp_path / "weights.safetensors"
+    save_weights(path, {"a": torch.zeros(9)}, {"number": "0"})
+    reads = iter((True, True, False))
+
+    def read_while_replaced(path: Path, framework: str) -> Any:
+        opened = safe_open(path, framework=framework)
+        if next(reads):
+            save_weights(path, {"a": torch.ones(9)}, {"number": "1"})
+        return opened
+
+    monkeypatch.setattr(pretrained, "safe_open", read_while_replaced)
+    tensors, metadata = load_weights(path)
+    assert (tensors["a"].tolist(), metadata["number"]) == ([1.0] * 9, "1")
+    assert next(reads, None) is None, "read again until it stayed the same"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,14 @@ def _weights_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file. Files of other programs and of haav up to 0.2 have no checksum."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = dict(file.metadata() or {})
+        # safe_open opens a file twice: for its header and for its tensors. Training may replace it in between.
+        replaced = True
+        while replaced:
+            before = path.stat()
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = dict(file.metadata() or {})
+            replaced = not os.path.samestat(before, path.stat())
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from None
     except FileNotFoundError:
