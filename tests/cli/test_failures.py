@@ -65,3 +65,5 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(capsys: pytes
 def test_a_forbidden_word_that_the_model_does_not_know_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caption", str(SAMPLES / "cat.jpg"), "--never", "catt,dog"]) == 0
     assert "does not know the word 'catt', so it never says it. Did you mean 'cat'?" in capsys.readouterr().err
+    assert main(["caption", str(SAMPLES / "cat.jpg"), "--never", "catt", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""

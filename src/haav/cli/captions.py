@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from haav.errors import ConfigError, did_you_mean, printable, unknown
 if TYPE_CHECKING:
     from haav.inference.captioner import Captioner
     from haav.inference.options import CaptionOptions
+    from haav.text import Vocabulary
 
 
 FORMATS = ("text", "csv", "json")
@@ -72,6 +74,7 @@ def caption(
     if explain:
         weighing(captioner)
     note = output.note if not quiet else lambda text: None
+    _note_unknown(options.never, captioner.vocabulary, note)
     items = stream.find_items(paths, sys.stdin.buffer.read, not no_recursive, note)
     pages = Pages(Path(explain)) if explain else None
     made_with = MadeWith.of(listed(model), options, captioner.config, precision) if out else None
@@ -121,7 +124,6 @@ def _options(
     widen: bool = True,
 ) -> CaptionOptions:
     """Options of a command. With `widen`, the beam is widened to `n_best` if necessary."""
-    from haav.cli import output
     from haav.inference.options import CaptionOptions
 
     decode = captioner.config.decode
@@ -132,11 +134,15 @@ def _options(
     if widen and decode.method == "beam" and decode.beam < n_best:
         options = replace(options, beam=n_best)
     options.decode(captioner.config)  # reports what cannot work before the work begins
-    for word in options.never:
-        if word.strip().lower() not in captioner.vocabulary.ids:
-            hint = did_you_mean(word, captioner.vocabulary.words)
-            output.note(f"--never: the model does not know the word '{printable(word)}', so it never says it.{hint}")
     return options
+
+
+def _note_unknown(never: Sequence[str], vocabulary: Vocabulary, note: Callable[[str], object]) -> None:
+    """A forbidden word that the model cannot say may be a slip of the pen."""
+    for word in never:
+        if word.strip().lower() not in vocabulary.ids:
+            hint = did_you_mean(word, vocabulary.words)
+            note(f"--never: the model does not know the word '{printable(word)}', so it never says it.{hint}")
 
 
 def explain(
