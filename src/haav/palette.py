@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import cycle
 
-LIGHT = ("#1742cf", "#502c12", "#2a7e54", "#a54095", "#163940", "#e00606")
-"""on white: blue, brown, green, purple, teal, red"""
-DARK = ("#6d90c1", "#b58831", "#abe78c", "#dd3dfc", "#11eeee", "#e05d72")
-"""on black: the same hues"""
+LIGHT = ("#153cc4", "#c2410c", "#157f64", "#a347a9", "#12112c", "#680502")
+"""on white: blue, orange, green, purple, ink, dark red"""
+DARK = ("#5b8ff9", "#f0982b", "#aafbd7", "#d094d6", "#fcfe96", "#f4425a")
+"""on black: blue, orange, green, purple, light yellow, red"""
 TERMINAL = ("bright_blue", "yellow", "green", "magenta", "cyan", "red")
 """the same hues by name, since only the user's theme knows the background"""
 

@@ -7,6 +7,7 @@ L encoder layers kept, M decoder layers. Masks are True where a token is real.
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -289,6 +290,8 @@ class Caption:
     """further captions, the best first"""
     unfamiliar: bool = False
     """whether the picture is unlike those that the model was trained on"""
+    thumbnail: bytes | None = field(default=None, compare=False)
+    """a small JPEG of the photo, for notebooks"""
 
     def __str__(self) -> str:
         return self.text
@@ -303,7 +306,7 @@ class Caption:
         return data | ({"n_best": [other.to_json() for other in self.n_best]} if self.n_best else {})
 
     def _repr_html_(self) -> str:
-        """For notebooks: each word above a bar of its view weights"""
+        """For notebooks: the photo, and each word above a bar of its view weights"""
         names = list(next((word.views for word in self.words if word.views), {}))
         colours = colours_of(names)
         cells = []
@@ -315,8 +318,17 @@ class Caption:
                 for name, share in shares
             )
             cells.append(
-                f'<span style="display:inline-block;margin:0 .2em" title="{word.confidence:.0%} sure">'
-                f'{escape(word.text)}<span style="display:flex;min-width:3em">{bars}</span></span>'
+                f'<span style="display:inline-block;margin:0 .2em .3em 0" title="{word.confidence:.0%} sure">'
+                f'{escape(word.text)}<span style="display:flex;min-width:2em">{bars}</span></span>'
             )
         legend = " ".join(f'<span style="color:{colour}">■ {escape(name)}</span>' for name, colour in colours.items())
-        return f'<div style="font-size:1.2em">{"".join(cells)}</div><div><small>{legend}</small></div>'
+        sure = f"{self.confidence:.0%} sure" + ("; I may not know this kind of picture" if self.unfamiliar else "")
+        photo = ""
+        if self.thumbnail is not None:
+            source = f"data:image/jpeg;base64,{b64encode(self.thumbnail).decode()}"
+            photo = f'<img alt="" src="{source}" style="max-width:320px;border-radius:6px">'
+        return (
+            '<div style="display:flex;flex-wrap:wrap;gap:1em;align-items:center">'
+            f'{photo}<div style="flex:1;min-width:16em"><div style="font-size:1.3em">{"".join(cells)}</div>'
+            f"<div><small>{sure} &nbsp; {legend}</small></div></div></div>"
+        )

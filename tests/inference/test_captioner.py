@@ -223,3 +223,10 @@ def test_a_notebook_shows_words_over_their_weights_and_runs_nothing() -> None:
     assert "width:25.0%" in shown
     assert "■ grid" in shown
     assert Caption("", (), 0.0, 0.0)._repr_html_()
+    assert "<img" not in shown
+
+
+def test_a_notebook_shows_the_photo_too() -> None:
+    caption = replace(Caption("a cat", (), -0.1, 0.5), thumbnail=b"\xff\xd8")
+    assert 'src="data:image/jpeg;base64,/9g="' in caption._repr_html_()
+    assert caption == replace(caption, thumbnail=None), "equal captions are equal, wherever they come from"

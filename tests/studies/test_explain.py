@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,12 +17,13 @@ from haav.cli.main import main
 from haav.data.collate import collate
 from haav.errors import ConfigError
 from haav.inference.captioner import Captioner
+from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
-from haav.studies.explain import _without, explain
+from haav.studies.explain import ALTERNATIVES, ExplainedView, Look, Place, _without, explain, heat_map
 from haav.studies.html import render_explanation
-from haav.text import BOS
+from haav.text import BOS, SPECIAL
 from haav.types import PhotoView
 from helpers import SAMPLES, save_model
 
@@ -62,14 +64,18 @@ def test_an_explanation_changes_nothing_and_its_shares_add_up(
                 last = look.heads[-1]
                 assert sum(last) / len(last) == pytest.approx(look.weight, abs=1e-5)
                 assert sum(share for _, share in look.places) <= 1 + 1e-5
-                assert all(token < len(each.views[name]) for token, _ in look.places)
+                assert all(token < len(each.views[name].places) for token, _ in look.places)
 
 
 def test_places_are_cells_and_named_boxes(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> None:
     cat = explain(captioner, captioned(captioner, seen))[0]
-    assert len(cat.views["cells"]) == 25
-    assert cat.views["cells"][7].box == (0.4, 0.2, 0.6, 0.4)
-    assert "cat" in {place.label for place in cat.views["objects"]}
+    cells, objects = cat.views["cells"], cat.views["objects"]
+    assert (cells.shows, objects.shows) == ("cells", "objects")
+    assert (cells.title, objects.title) == ("what the image encoder saw", "objects found")
+    assert (cells.position, objects.position) == (0, 1)
+    assert len(cells.places) == 25
+    assert cells.places[7].box == (0.4, 0.2, 0.6, 0.4)
+    assert "cat" in {place.label for place in objects.places}
 
 
 def test_what_a_word_loses_is_its_probability_without_the_view(
@@ -85,15 +91,68 @@ def test_what_a_word_loses_is_its_probability_without_the_view(
     for position, (index, word) in enumerate(zip(ids, cat.words, strict=True)):
         assert word.probability == pytest.approx(whole[position, index].item(), abs=1e-6)
         assert word.looks["objects"].lost == pytest.approx((whole - blind)[position, index].item(), abs=1e-6)
+        alone = blind[position].argmax().item()
+        kept = alone in (index, whole[position].argmax().item())
+        assert word.looks["objects"].instead == ("" if kept else captioner.vocabulary.words[int(alone)])
     assert cat.without["objects"] == captioner.caption(SAMPLES / "cat.jpg", views=["cells"]).text
     assert cat.alone["objects"] == captioner.caption(SAMPLES / "cat.jpg", views=["objects"]).text
+
+
+def test_alternatives_are_the_likeliest_other_words(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> None:
+    (cat, _) = explain(captioner, captioned(captioner, seen))
+    ids = [captioner.vocabulary.ids[word.word] for word in cat.words]
+    own = {name: [views[0]] for name, views in seen.items()}
+    with torch.no_grad():
+        logprobs = captioner.model(collate([""], own).views, torch.tensor([[[BOS, *ids[:-1]]]])).logprobs[0, 0]
+    for position, (index, word) in enumerate(zip(ids, cat.words, strict=True)):
+        shares = {text: logprobs[position, token].exp().item() for text, token in captioner.vocabulary.ids.items()}
+        others = sorted((text for text in shares if text not in (*SPECIAL, word.word)), key=shares.__getitem__)
+        assert [text for text, _ in word.alternatives] == others[: -ALTERNATIVES - 1 : -1]
+        assert all(share == pytest.approx(shares[text], abs=1e-6) for text, share in word.alternatives), index
+
+
+def test_views_disagree_on_a_word_as_much_as_its_losses_differ(
+    captioner: Captioner, seen: dict[str, list[PhotoView]]
+) -> None:
+    (cat, _) = explain(captioner, captioned(captioner, seen))
+    for word in cat.words:
+        cells, objects = (word.looks[name].lost for name in ("cells", "objects"))
+        assert word.disagreement == pytest.approx(abs(cells - objects))
+    assert {word.word for word in cat.words if word.content}.isdisjoint({"a", "the", "of", "on", "with"})
+
+
+def test_further_captions_are_explained_too(captioner: Captioner) -> None:
+    options = CaptionOptions(n_best=3)
+    photos = list(captioner.stream([PhotoItem("cat", (SAMPLES / "cat.jpg").read_bytes)], options))
+    (cat,) = explain(captioner, photos, options)
+    data = cat.to_json()
+    assert len(data["n_best"]) == 2
+    for other, candidate in zip(data["n_best"], cat.caption.n_best, strict=True):
+        assert [word["word"] for word in other["words"]] == candidate.text.split()
+        for word, plain in zip(other["words"], candidate.words, strict=True):
+            assert word["looks"]["cells"]["weight"] == pytest.approx(plain.views["cells"], abs=1e-3)
+    assert cat.without["objects"] == captioner.caption(SAMPLES / "cat.jpg", views=["cells"]).text
+
+
+def test_a_heat_map_is_highest_where_the_word_looked() -> None:
+    boxes = [(x / 4, y / 4, (x + 1) / 4, (y + 1) / 4) for y in range(4) for x in range(4)]
+    whole = Place("", (0.0, 0.0, 1.0, 1.0))
+    view = ExplainedView("", "cells", 0, (whole, *(Place("", box) for box in boxes)))
+    shares = ((0, 0.5), (1 + 6, 0.4), *((1 + cell, 0.01) for cell in range(16) if cell != 6))
+    heat = heat_map(view, Look(1.0, (), shares, 0.0, ""))
+    assert heat is not None
+    row, column = np.unravel_index(heat.argmax(), heat.shape)
+    assert (row // 16, column // 16) == (1, 2), "the cell of the second row and third column"
+    assert (heat.min(), heat.max()) == (0.0, pytest.approx(1.0))
+    assert np.abs(np.diff(heat, axis=0)).max() < 0.2, "smooth"
+    assert heat_map(view, Look(1.0, (), ((0, 1.0),), 0.0, "")) is None
 
 
 def test_a_view_that_a_photo_lacks_weighs_nothing_and_is_not_taken_away(
     captioner: Captioner, seen: dict[str, list[PhotoView]]
 ) -> None:
     (found, _) = explain(captioner, captioned(captioner, _without(seen, ["objects"])))
-    assert found.views["objects"] == ()
+    assert found.views["objects"].places == ()
     assert set(found.alone) == {"cells"}
     assert found.without == {}
     for word in found.words:
@@ -142,7 +201,7 @@ def test_no_caption_can_end_the_script_of_a_page() -> None:
     image = Image.new("RGB", (8, 8))
     data = {"caption": "</script><script>alert(1)</script>", "words": [], "views": {}, "without": {}, "alone": {}}
     page = render_explanation("</title><b>", image, data)
-    assert page.count("</script>") == 2
+    assert page.count("</script>") == 1
     assert "</title><b>" not in page
 
 

@@ -42,7 +42,7 @@ def send(client: TestClient, query: str = "", **fields: Any) -> Any:
     [
         ({"nevr": "cat"}, "unknown field 'nevr'. Did you mean 'never'?\n  Available: beam, explain,"),
         ({"images": "x"}, "unknown field 'images'. Did you mean 'image'?"),
-        ({"format": "xml"}, "unknown format 'xml'.\n  Available: html, json."),
+        ({"format": "xml"}, "unknown format 'xml'.\n  Available: events, html, json."),
         ({"method": "beem"}, "unknown method 'beem'. Did you mean 'beam'?"),
         ({"explain": "maybe"}, "explain must be true or false, not 'maybe'."),
         ({"beam": "99"}, "beam must be a whole number from 1 to 10, not '99'."),

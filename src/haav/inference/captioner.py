@@ -25,7 +25,7 @@ from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.check_views import check_views
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
-from haav.photos.images import Picture, is_picture, load_image
+from haav.photos.images import Picture, is_picture, load_image, to_jpeg
 from haav.pretrained import find_model, load_pretrained, save_pretrained
 from haav.provenance import accepted_by_all
 from haav.text import Vocabulary
@@ -33,6 +33,8 @@ from haav.types import Caption, EncodedViews, PhotoView, Views
 from haav.views import ExtractorOptions, check_options
 from haav.views.live import ViewExtractors
 
+THUMBNAIL = 320
+"""longest side of the photo that a notebook shows with a caption"""
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -219,7 +221,7 @@ class Captioner:
         for photo in self.stream(items, resolved, batch):
             if photo.error is not None and (single or errors == "raise"):
                 raise photo.error
-            results.append(photo.error if photo.caption is None else photo.caption)  # type: ignore[arg-type]
+            results.append(photo.error if photo.caption is None else _with_thumbnail(photo))  # type: ignore[arg-type]
         return results[0] if single else results  # type: ignore[return-value]
 
     def stream(
@@ -367,6 +369,12 @@ class Captioner:
 def _item(index: int, photo: Picture) -> PhotoItem:
     name = str(photo) if isinstance(photo, (str, Path)) else f"photo {index}"
     return PhotoItem(name, lambda: photo)
+
+
+def _with_thumbnail(photo: CaptionedPhoto) -> Caption:
+    assert photo.caption is not None
+    assert photo.image is not None
+    return replace(photo.caption, thumbnail=to_jpeg(photo.image, THUMBNAIL))
 
 
 def _read(item: PhotoItem) -> CaptionedPhoto:

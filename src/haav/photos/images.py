@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import re
@@ -150,6 +151,21 @@ def _path_of(address: str) -> str:
     """The path of a file: address"""
     parts = urlsplit(address)
     return unquote(parts.path) or parts.netloc
+
+
+def to_jpeg(image: Image.Image, side: int, quality: int = 85) -> bytes:
+    """An RGB picture as a JPEG file, its longest side at most `side` pixels."""
+    scale = min(1.0, side / max(image.size))
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    small = image if scale == 1.0 else image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def data_uri(image: Image.Image, side: int) -> str:
+    """An RGB picture as a data URI, its longest side at most `side` pixels."""
+    return "data:image/jpeg;base64," + base64.b64encode(to_jpeg(image, side)).decode()
 
 
 def square_pixels(images: Sequence[Image.Image], side: int, resample: Image.Resampling) -> np.ndarray:

@@ -7,11 +7,13 @@ without a view, and what the caption would be without a view or with that view a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -23,13 +25,20 @@ from haav.inference.captioner import Captioner
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto
 from haav.model.haav import Haav
+from haav.palette import LIGHT
 from haav.plots import check_installed, new_figure
 from haav.studies.html import render_explanation
-from haav.text import BOS
-from haav.types import Caption, PhotoView
+from haav.text import BOS, FUNCTION, SPECIAL, Vocabulary
+from haav.types import Caption, PhotoView, Word
+from haav.views import find_extractor_class, view_titles, views_that_give
 
-TOP = 12
-"""number of tokens of a view that are listed for a word, highest attention first"""
+TOP = 64
+"""tokens of a view that are listed for a word, highest attention first: all cells of a heat map"""
+HEAT_MAPS = 6
+"""words of a figure whose heat maps are drawn"""
+ALTERNATIVES = 5
+"""other words that are listed for a word"""
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,20 @@ class Place:
 
     label: str = ""
     """a class, a sentence"""
-    box: tuple[float, float, float, float] | None = None
-    """x1, y1, x2, y2 as fractions of the photo"""
+    box: Box | None = None
+    """x1, y1, x2, y2 as fractions of the photo; of a sentence: the crop that it was retrieved for"""
+
+
+@dataclass(frozen=True)
+class ExplainedView:
+    title: str
+    """what the view is, in plain words"""
+    shows: Literal["cells", "objects", "sentences"]
+    """how its tokens are drawn: a heat map, boxes with labels, or texts"""
+    position: int
+    """in the model's order of views, which gives its colour"""
+    places: tuple[Place, ...]
+    """what its tokens stand for; empty if the photo lacks the view"""
 
 
 @dataclass(frozen=True)
@@ -54,6 +75,8 @@ class Look:
     """(token, attention) within the view, highest attention first; they may sum to less than 1, as [CLS] has a share"""
     lost: float
     """drop in the probability of the word when the view is removed: p - p without"""
+    instead: str
+    """the word that becomes the most probable one when the view is removed; empty if that does not change"""
 
 
 @dataclass(frozen=True)
@@ -63,27 +86,57 @@ class ExplainedWord:
     confidence: float
     looks: Mapping[str, Look]
     """by view"""
+    alternatives: tuple[tuple[str, float], ...]
+    """other words after the same beginning and their probabilities, the most probable first"""
+
+    @property
+    def content(self) -> bool:
+        """Whether it says something about the photo, unlike articles and prepositions"""
+        return self.word not in FUNCTION
+
+    @property
+    def disagreement(self) -> float:
+        """How differently the views support the word: the largest difference of what it loses without each"""
+        lost = [look.lost for look in self.looks.values()]
+        return max(lost) - min(lost) if lost else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "content": self.content, "disagreement": self.disagreement}
 
 
 @dataclass(frozen=True)
 class Explanation:
     caption: Caption
     words: tuple[ExplainedWord, ...]
-    views: Mapping[str, tuple[Place, ...]]
-    """what the tokens of each view stand for; empty for a view that the photo lacks"""
+    n_best: tuple[tuple[ExplainedWord, ...], ...]
+    """words of the further captions"""
+    views: Mapping[str, ExplainedView]
     without: Mapping[str, str]
     """view → the caption without it"""
     alone: Mapping[str, str]
     """view → the caption with that view alone; only views that the photo has"""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data = {
             **self.caption.to_json(),
-            "words": [asdict(word) for word in self.words],
-            "views": {name: [asdict(place) for place in places] for name, places in self.views.items()},
+            "words": [word.to_json() for word in self.words],
+            "views": {name: asdict(view) for name, view in self.views.items()},
             "without": dict(self.without),
             "alone": dict(self.alone),
         }
+        for other, words in zip(data.get("n_best", ()), self.n_best, strict=True):
+            other["words"] = [word.to_json() for word in words]
+        rounded: dict[str, Any] = _rounded(data)
+        return rounded
+
+
+def _rounded(data: Any) -> Any:
+    """JSON data with four digits after the point: enough to draw, a third of the size"""
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_rounded(value) for value in data]
+    return round(data, 4) if isinstance(data, float) else data
 
 
 def explain(
@@ -93,11 +146,14 @@ def explain(
     weighing(captioner)
     views = {name: [photo.views[name] for photo in photos] for name in (photos[0].views if photos else ())}
 
-    def recaption(hidden: Sequence[str]) -> list[Caption]:
-        return captioner.caption_extracted(_without(views, hidden), options)
+    @cache  # of two views, being without one is having the other alone
+    def recaption(hidden: frozenset[str]) -> list[Caption]:
+        return captioner.caption_extracted(_without(views, hidden), single)
 
-    without = {name: recaption([name]) for name in views}
-    alone = {name: recaption([other for other in views if other != name]) for name in views}
+    single = replace(options or CaptionOptions(), n_best=1)
+    without = {name: recaption(frozenset([name])) for name in views}
+    alone = {name: recaption(frozenset(views) - {name}) for name in views}
+    titles = view_titles(captioner.views)
     explanations = []
     for index, photo in enumerate(photos):
         assert photo.caption is not None, "a photo that could not be read has nothing to explain"
@@ -106,7 +162,11 @@ def explain(
             Explanation(
                 photo.caption,
                 _words(captioner, photo.views, photo.caption),
-                {name: _places(view) for name, view in photo.views.items()},
+                tuple(_words(captioner, photo.views, other) for other in photo.caption.n_best),
+                {
+                    name: ExplainedView(titles[name], _shows(name), captioner.views.index(name), _places(name, view))
+                    for name, view in photo.views.items()
+                },
                 {name: without[name][index].text for name in present if len(present) > 1},
                 {name: alone[name][index].text for name in present},
             )
@@ -136,8 +196,10 @@ def _words(captioner: Captioner, views: Mapping[str, PhotoView], caption: Captio
         decoded = model.decode(tokens, model.init_cache(encoded))
         targets = torch.tensor(ids, device=device)[None, None, :, None]
         probability = decoded.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
-        lost = {}
+        likeliest = decoded.logprobs[0, 0].argmax(dim=-1)
+        lost, instead = {}, {}
         for name, view in views.items():
+            instead[name] = likeliest
             if not len(view.tokens):
                 lost[name] = torch.zeros(len(ids))
             elif sum(len(other.tokens) > 0 for other in views.values()) == 1:
@@ -145,6 +207,7 @@ def _words(captioner: Captioner, views: Mapping[str, PhotoView], caption: Captio
             else:
                 blind = model(collate([""], _without(batch, [name]), device=device).views, tokens)
                 lost[name] = probability - blind.logprobs.gather(-1, targets).exp()[0, 0, :, 0]
+                instead[name] = blind.logprobs[0, 0].argmax(dim=-1)
     assert decoded.weights is not None
     trust = decoded.weights[0, 0]  # (T, M, H, V)
     looks = decoded.looks_by_view(encoded)
@@ -159,16 +222,29 @@ def _words(captioner: Captioner, views: Mapping[str, PhotoView], caption: Captio
                     tuple(tuple(layer) for layer in trust[step, :, :, index].tolist()),
                     _top(looks[index][0, :, step].mean(dim=0)[1:]),
                     lost[name][step].item(),
+                    _changed(int(likeliest[step]), int(instead[name][step]), word, captioner.vocabulary),
                 )
                 for index, name in enumerate(model.encoding.names)
                 if name in views
             },
+            _alternatives(decoded.logprobs[0, 0, step], word.token, captioner.vocabulary),
         )
         for step, word in enumerate(caption.words)
     )
 
 
-def _without(extracted: Mapping[str, Sequence[PhotoView]], names: Sequence[str]) -> dict[str, list[PhotoView]]:
+def _changed(likeliest: int, instead: int, word: Word, vocabulary: Vocabulary) -> str:
+    return "" if instead in (likeliest, word.token) else vocabulary.words[instead]
+
+
+def _alternatives(logprobs: Tensor, token: int, vocabulary: Vocabulary) -> tuple[tuple[str, float], ...]:
+    best = logprobs.topk(min(ALTERNATIVES + 1 + len(SPECIAL), len(logprobs)))
+    pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+    others = [(vocabulary.words[other], share) for other, share in pairs if other >= len(SPECIAL) and other != token]
+    return tuple(others[:ALTERNATIVES])
+
+
+def _without(extracted: Mapping[str, Sequence[PhotoView]], names: Collection[str]) -> dict[str, list[PhotoView]]:
     return {
         name: [_emptied(view) for view in views] if name in names else list(views) for name, views in extracted.items()
     }
@@ -184,21 +260,39 @@ def _emptied(view: PhotoView) -> PhotoView:
     )
 
 
-def _places(view: PhotoView) -> tuple[Place, ...]:
-    """Label and box of each token. Tokens with a row and a column get the box of their grid cell."""
+def _shows(name: str) -> Literal["cells", "objects", "sentences"]:
+    if views_that_give("sentences", [name]):
+        return "sentences"
+    return "objects" if views_that_give("boxes", [name]) else "cells"
+
+
+def _places(name: str, view: PhotoView) -> tuple[Place, ...]:
+    """Label and box of each token. A token with a row and a column has the box of its grid cell, one with a crop the
+    box of the crop."""
+    extractor_class = find_extractor_class(name)
+    crops = extractor_class.crop_boxes() if extractor_class is not None else None
     count = len(view.tokens)
     labels = view.labels or ("",) * count
     boxes: list[Any] = [None] * count
     if view.boxes is not None:
-        boxes = [tuple(round(side, 4) for side in box) for box in view.boxes.tolist()]
+        boxes = view.boxes.tolist()
+    elif "crop" in view.indices and crops is not None:
+        boxes = crops[view.indices["crop"]].tolist()
     elif {"row", "column"} <= view.indices.keys() and count:
         rows, columns = view.indices["row"], view.indices["column"]
         high, wide = int(rows.max()) + 1, int(columns.max()) + 1
         boxes = [
-            (round(c / wide, 4), round(r / high, 4), round((c + 1) / wide, 4), round((r + 1) / high, 4))
+            (c / wide, r / high, (c + 1) / wide, (r + 1) / high)
             for r, c in zip(rows.tolist(), columns.tolist(), strict=True)
         ]
-    return tuple(Place(label, box) for label, box in zip(labels, boxes, strict=True))
+    return tuple(Place(label, _box(box)) for label, box in zip(labels, boxes, strict=True))
+
+
+def _box(sides: Sequence[float] | None) -> Box | None:
+    if sides is None:
+        return None
+    x1, y1, x2, y2 = (round(side, 4) for side in sides)
+    return x1, y1, x2, y2
 
 
 def _top(look: Tensor) -> tuple[tuple[int, float], ...]:
@@ -239,20 +333,84 @@ class Pages:
 
 
 def draw(file: Path, image: Image.Image, explanation: Explanation) -> None:
-    """Draw a figure for a paper: the photo, and the weight of each view at each word."""
-    names = list(explanation.views)
-    weights = [[word.looks[name].weight for word in explanation.words] for name in names]
-    figure = new_figure(4 + 0.55 * len(explanation.words), 3.2)
-    left, right = figure.subplots(1, 2, width_ratios=(3, max(1, 0.55 * len(explanation.words))))
+    """Draw a figure for a paper: the photo, the view weights of each word, and what content words looked at."""
+    said = [word for word in explanation.words if word.content] or list(explanation.words)
+    disputed = sorted(said, key=lambda word: word.disagreement, reverse=True)[:HEAT_MAPS]
+    mapped = [word for word in said if word in disputed] if _has_places(explanation) else []
+    figure = new_figure(9.5, 3.3 + (1.9 if mapped else 0))
+    top, *bottom = figure.subfigures(
+        2 if mapped else 1, 1, height_ratios=(3.3, 1.9) if mapped else None, squeeze=False
+    )[:, 0]
+    figure.suptitle(explanation.caption.text, fontsize=13, fontweight="bold")
+    left, right = top.subplots(1, 2, width_ratios=(2, 3))
     left.imshow(image)
     left.axis("off")
-    if explanation.words:
-        right.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    right.set_xticks(range(len(explanation.words)), [word.word for word in explanation.words], rotation=45, ha="right")
-    right.set_yticks(range(len(names)), names)
-    for row, values in enumerate(weights):
-        for column, value in enumerate(values):
-            right.text(
-                column, row, f"{100 * value:.0f}", ha="center", va="center", color="white" if value > 0.5 else "black"
-            )
+    _draw_weights(right, explanation)
+    if bottom:
+        axes = bottom[0].subplots(1, HEAT_MAPS)
+        for panel in axes:
+            panel.axis("off")
+        for panel, word in zip(axes, mapped, strict=False):
+            _draw_places(panel, image, word, explanation.views)
     figure.savefig(file, format="png", dpi=150)
+
+
+def _has_places(explanation: Explanation) -> bool:
+    return any(view.shows != "sentences" and view.places for view in explanation.views.values())
+
+
+def _draw_weights(axes: Any, explanation: Explanation) -> None:
+    """A stacked bar for each word"""
+    heights = [0.0] * len(explanation.words)
+    for name, view in explanation.views.items():
+        weights = [word.looks[name].weight for word in explanation.words]
+        axes.bar(
+            range(len(weights)), weights, bottom=heights, color=LIGHT[view.position % len(LIGHT)], label=view.title
+        )
+        heights = [height + weight for height, weight in zip(heights, weights, strict=True)]
+    axes.set_xticks(range(len(heights)), [word.word for word in explanation.words], rotation=45, ha="right")
+    axes.set(ylim=(0, 1), ylabel="weight of each view")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=9)
+
+
+def _draw_places(axes: Any, image: Image.Image, word: ExplainedWord, views: Mapping[str, ExplainedView]) -> None:
+    """The photo, darker where the word did not look, with the objects that it looked at"""
+    width, height = image.size
+    axes.imshow(image)
+    axes.set_title(word.word, fontsize=11)
+    for name, view in views.items():
+        look = word.looks[name]
+        if view.shows == "cells":
+            heat = heat_map(view, look)
+            if heat is not None:
+                veil = np.zeros((*heat.shape, 4))
+                veil[..., 3] = (0.35 + 0.43 * look.weight) * (1 - heat**0.7)
+                axes.imshow(veil, extent=(0, width, height, 0), interpolation="bilinear")
+        elif view.shows == "objects":
+            colour = LIGHT[view.position % len(LIGHT)]
+            for token, _ in look.places[:2]:
+                place = view.places[token]
+                if place.box is not None:
+                    x1, y1, x2, y2 = place.box
+                    corners = ((x1, y1), (x2, y1), (x2, y2), (x1, y2), (x1, y1))
+                    axes.plot([x * width for x, _ in corners], [y * height for _, y in corners], color=colour)
+                    axes.text(x1 * width, y1 * height, place.label, color="white", backgroundcolor=colour, fontsize=6)
+    axes.set(xlim=(0, width), ylim=(height, 0))
+
+
+def heat_map(view: ExplainedView, look: Look, side: int = 64) -> np.ndarray | None:
+    """(side, side) from 0 to 1: the attention of a word to the cells of a view, smoothed as explain.js does it."""
+    cells = [(view.places[token].box, share) for token, share in look.places]
+    parts = [(box, share) for box, share in cells if box is not None and (box[2] - box[0]) * (box[3] - box[1]) < 0.9]
+    if not parts:
+        return None
+    x1, y1, x2, y2 = np.array([box for box, _ in parts]).T
+    centres = (np.arange(side) + 0.5) / side
+    across = (centres[:, None] - (x1 + x2) / 2) / (x2 - x1)  # (side, cells)
+    down = (centres[:, None] - (y1 + y2) / 2) / (y2 - y1)
+    near = np.exp(-2 * (across[None, :] ** 2 + down[:, None] ** 2))  # (rows, columns, cells)
+    values = near @ np.array([share for _, share in parts]) / (near.sum(axis=-1) + 1e-9)
+    least, most = values.min(), values.max()
+    heat: np.ndarray = (values - least) / (most - least + 1e-9)
+    return heat

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from functools import cache
 from importlib import resources
@@ -14,8 +12,9 @@ from markupsafe import Markup
 from PIL import Image
 
 from haav import palette
+from haav.photos.images import data_uri
 
-SIDE = 900
+SIDE = 1024
 """longest side of a photo on a page, in pixels"""
 
 
@@ -37,8 +36,9 @@ def render_page(template: str, **values: object) -> str:
 
 
 def render_explanation(title: str, image: Image.Image, explanation: dict[str, Any]) -> str:
-    """The page of a photo. `explanation` is the result of `Explanation.to_json`."""
-    data = json.dumps({"title": title, "image": data_uri(image), **explanation}, ensure_ascii=False)
+    """The page of a photo. `explanation` is the result of `Explanation.to_json`. The page that `haav serve` lets users
+    download is filled from the same template, by `save.js`."""
+    data = json.dumps([{**explanation, "title": title, "image": data_uri(image, SIDE)}], ensure_ascii=False)
     return render_page(
         "explain.html",
         title=title,
@@ -46,12 +46,3 @@ def render_explanation(title: str, image: Image.Image, explanation: dict[str, An
         # A script ends at the first "</", even inside a string. Escaping stops a caption from ending the script.
         data=Markup(data.replace("<", "\\u003c")),
     )
-
-
-def data_uri(image: Image.Image) -> str:
-    """The picture as a data URI"""
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -14,7 +14,7 @@ from haav.errors import DataError, HaavError, ImageError
 from haav.evaluate.statistics import student_interval
 from haav.files import json_of
 from haav.palette import colours_of
-from haav.photos.images import load_image
+from haav.photos.images import data_uri, load_image
 from haav.photos.sources import PhotoRef
 from haav.plots import check_installed, new_figure, to_svg
 from haav.studies.ablate import (
@@ -30,7 +30,7 @@ from haav.studies.ablate import (
     run_folder,
     table,
 )
-from haav.studies.html import data_uri, render_page
+from haav.studies.html import SIDE, render_page
 from haav.train.run import RunFiles
 
 SHOWN = 10
@@ -133,6 +133,6 @@ def _references(place: Path, names: Sequence[str]) -> dict[str, list[str]]:
 def _image(ref: PhotoRef | None) -> str:
     """The photo as a data URI. Empty if it is not there or cannot be read."""
     try:
-        return data_uri(load_image(ref.read())) if ref is not None else ""
+        return data_uri(load_image(ref.read()), SIDE) if ref is not None else ""
     except ImageError:
         return ""

@@ -13,6 +13,7 @@ from haav.views.base import (
     extractors,
     find_extractor_class,
     view_names,
+    view_titles,
     views_that_give,
     weights_of,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "extractors",
     "find_extractor_class",
     "view_names",
+    "view_titles",
     "views_that_give",
     "weights_of",
 ]

@@ -9,6 +9,7 @@ A third party adds a view with a class like this and one line in its own pyproje
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,8 @@ class Extractor(ABC):
     """Subclass it, set the fields and implement `extract`. Several threads may call it, each with its own photos."""
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
+    """what the view is, in plain words, for the readers of an explanation; empty: its name"""
     licence: ClassVar[str]
     """of the weights it runs"""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -126,6 +129,11 @@ class Extractor(ABC):
     @abstractmethod
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:
         """One view per photo. A view without tokens means that the photo lacks it."""
+
+    @classmethod
+    def crop_boxes(cls) -> Tensor | None:
+        """For tokens with the index `crop`: the box of each crop, (crops, 4) as fractions of the photo."""
+        return None
 
     def trace(self, photo: PhotoBatch) -> TracedView:
         """The view of one photo, while its operations are recorded. Labels are not part of the graph."""
@@ -222,6 +230,14 @@ def views_that_give(what: str, names: Iterable[str]) -> list[str]:
     """The views among `names` whose extractors declare `what` in `gives`."""
     classes = ((name, find_extractor_class(name)) for name in names)
     return [name for name, extractor_class in classes if extractor_class is not None and what in extractor_class.gives]
+
+
+def view_titles(names: Iterable[str]) -> dict[str, str]:
+    """View → what it is, in plain words. Views that share a title are told apart by their names."""
+    classes = ((name, find_extractor_class(name)) for name in names)
+    titles = {name: (extractor_class.title if extractor_class else "") or name for name, extractor_class in classes}
+    shared = {title for title, count in Counter(titles.values()).items() if count > 1}
+    return {name: f"{title} ({name})" if title in shared else title for name, title in titles.items()}
 
 
 def check_options(options: ExtractorOptions) -> None:

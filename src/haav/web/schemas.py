@@ -16,10 +16,14 @@ MOST_FORBIDDEN = 100
 Name = Annotated[str, Field(max_length=100)]
 
 
-class Settings(BaseModel):
-    """The settings of a request, beside its photos. They mean what they mean in Python."""
+class NoSettings(BaseModel):
+    """Of a request that has a photo and nothing else."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Settings(NoSettings):
+    """The settings of a request, beside its photos. They mean what they mean in Python."""
 
     n_best: int = Field(1, ge=1, le=MOST, description="captions returned, the best first")
     views: list[Name] = Field([], max_length=50, description="use only these views; default: all")
@@ -45,7 +49,11 @@ class Settings(BaseModel):
 
 
 class CaptionSettings(Settings):
-    format: Literal["json", "html"] = Field("json", description="html: the explanation as a page to keep")
+    format: Literal["json", "html", "events"] = Field(
+        "json",
+        description="html: the explanation as a page to keep; "
+        "events: the caption as soon as it is there, then the explanation, as server-sent events",
+    )
 
 
 LISTS = frozenset(name for name, field in CaptionSettings.model_fields.items() if field.default == [])
@@ -88,6 +96,7 @@ class HealthResponse(BaseModel):
 class ModelResponse(BaseModel):
     name: str
     views: list[str]
+    titles: dict[str, str] = Field(description="view → what it is, in plain words")
     beam: int
 
 
@@ -104,11 +113,15 @@ class ModelsResponse(BaseModel):
     limits: LimitsResponse
 
 
+class SamplesResponse(BaseModel):
+    photos: list[CaptionResponse] = Field(description="the files are at /samples/IMAGE")
+
+
 class ErrorResponse(BaseModel):
     error: str = Field(description="what was wrong and what is allowed")
 
 
-def first_problem(error: ValidationError, settings: type[Settings], photo_field: str) -> str:
+def first_problem(error: ValidationError, settings: type[NoSettings], photo_field: str) -> str:
     """The first problem of a request: what was given, and what is allowed"""
     problem = error.errors(include_url=False)[0]
     location, value = problem["loc"], problem["input"]
@@ -165,12 +178,12 @@ def query_parameters(settings: type[Settings]) -> list[dict[str, Any]]:
     ]
 
 
-def request_body(settings: type[Settings], photos: int = 0) -> dict[str, Any]:
+def request_body(settings: type[NoSettings], photos: int = 0) -> dict[str, Any]:
     """OpenAPI's description of the bodies: a form with files, JSON with base64, and for one photo its bytes.
 
     `photos` is the maximum number of photos in a list; 0: one photo, no list.
     """
-    properties = settings.model_json_schema()["properties"]
+    properties = settings.model_json_schema().get("properties", {})
 
     def body(encoding: str, fields: dict[str, Any]) -> dict[str, Any]:
         photo: dict[str, Any] = {"type": "string", "format": encoding}

@@ -10,15 +10,17 @@ import hmac
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from importlib import resources
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response, Security
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from PIL import Image
 from starlette.datastructures import Headers
@@ -31,6 +33,7 @@ from haav.inference.captioner import Captioner
 from haav.inference.stream import PhotoItem
 from haav.studies import html
 from haav.studies.explain import explain
+from haav.views import view_titles
 from haav.web.api_page import api_page
 from haav.web.connection import Connection
 from haav.web.metrics import CONTENT_TYPE, Metrics
@@ -42,15 +45,18 @@ from haav.web.schemas import (
     ErrorResponse,
     HealthResponse,
     ModelsResponse,
+    NoSettings,
+    SamplesResponse,
     Settings,
     query_parameters,
     request_body,
 )
-from haav.web.service import CaptionService, Limits
+from haav.web.service import SAMPLES, CaptionService, Limits, sample_names
 from haav.web.uploads import AnySettings, Photo, Refused, read_upload
 
-SAMPLES = resources.files("haav").joinpath("samples")
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 BEARER = HTTPBearer(auto_error=False)
+TEXT = {"schema": {"type": "string"}}
 
 
 class AsciiJSONResponse(JSONResponse):
@@ -92,6 +98,7 @@ def build_app(
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
+    app.state.service = service
     _add_error_bodies(app)
     app.include_router(_pages(app))
     app.include_router(_health(service))
@@ -146,14 +153,16 @@ def _pages(app: FastAPI) -> APIRouter:
 
     @pages.get("/static/{file}")
     def static(file: str) -> Response:
-        media_types = {"app.js": "text/javascript", "explain.js": "text/javascript", "style.css": "text/css"}
-        if file not in media_types:
+        parts = {"explain.js", "explain.html", "style.css"}
+        own = {entry.name for entry in resources.files("haav.web").joinpath("static").iterdir()}
+        if file not in parts | own:
             raise Refused(404, f"there is no {file}.")
-        return Response(_file("static/app.js") if file == "app.js" else html.part(file), media_type=media_types[file])
+        text = html.part(file) if file in parts else _file(f"static/{file}")
+        return Response(text, media_type=MEDIA_TYPES[PurePath(file).suffix])
 
     @pages.get("/samples/{file}")
     def sample(file: str) -> Response:
-        if file not in _samples():
+        if file not in sample_names():
             raise Refused(404, f"there is no sample {file}.")
         return Response(SAMPLES.joinpath(file).read_bytes(), media_type="image/jpeg")
 
@@ -192,20 +201,44 @@ def _api(service: CaptionService, metrics: Metrics, name: str) -> APIRouter:
     @api.get("/v1/models")
     def models() -> ModelsResponse:
         """The model, its views, and the limits"""
-        model = {"name": name, "views": list(captioner.views), "beam": captioner.config.decode.beam}
+        views = list(captioner.views)
+        model = {"name": name, "views": views, "titles": view_titles(views), "beam": captioner.config.decode.beam}
         bounds = {field: getattr(limits, field) for field in ("upload", "pixels", "photos", "seconds")}
-        return ModelsResponse.model_validate({"models": [model], "samples": _samples(), "limits": bounds})
+        return ModelsResponse.model_validate({"models": [model], "samples": sample_names(), "limits": bounds})
+
+    @api.get("/v1/samples")
+    def samples() -> SamplesResponse:
+        """The sample photos and their captions"""
+        return SamplesResponse.model_validate({"photos": service.samples()})
+
+    @api.post(
+        "/v1/preview",
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": {}}}, **_errors(limits, 408, 413, 415, 422, 429, 504)},
+        openapi_extra={"requestBody": request_body(NoSettings)},
+    )
+    async def preview(request: Request) -> Response:
+        """A photo as a JPEG of at most 1,024 pixels: TIFF and HEIC, for example, which browsers cannot show"""
+        _, [photo] = await read(request, NoSettings, 0)
+        return Response(await service.preview(photo), media_type="image/jpeg")
 
     @api.post(
         "/v1/caption",
         response_model=CaptionResponse,
-        responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, **refusals},
+        responses={200: {"content": {"text/html": TEXT, "text/event-stream": TEXT}}, **refusals},
         openapi_extra={"parameters": query_parameters(CaptionSettings), "requestBody": request_body(CaptionSettings)},
     )
     async def caption(request: Request) -> Response:
         """Caption a photo: a form with a file, JSON with base64, or its bytes with settings in the query"""
         settings, [photo] = await read(request, CaptionSettings, 0)
-        job = service.job(settings, settings.explain or settings.format == "html")
+        job = service.job(settings, settings.explain or settings.format != "json")
+        if settings.format == "events":
+            answers = service.caption_then_explain(photo, job)
+            try:
+                first = await anext(answers)
+            except ImageError as error:
+                raise Refused(422, str(error)) from None
+            return StreamingResponse(_events(photo.name, first, answers), media_type="text/event-stream")
         [result] = await service.caption([photo], job)
         if isinstance(result, ImageError):
             raise Refused(422, str(result))
@@ -247,8 +280,21 @@ def _key_check(api_key: str) -> Any:
     return check
 
 
-def _samples() -> list[str]:
-    return sorted(file.name for file in SAMPLES.iterdir() if file.name.endswith(".jpg"))
+async def _events(
+    name: str, caption: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]
+) -> AsyncIterator[bytes]:
+    """The answers as server-sent events: `caption`, then `explanation`, or `problem` if that fails"""
+
+    def event(kind: str, data: dict[str, Any]) -> bytes:
+        return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode("ascii")
+
+    async with aclosing(rest):
+        yield event("caption", {"image": name, **caption})
+        try:
+            async for explanation in rest:
+                yield event("explanation", {"image": name, **explanation})
+        except Refused as error:
+            yield event("problem", {"error": error.reason})
 
 
 def _file(name: str) -> str:
@@ -315,6 +361,7 @@ def run(
     blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
     explain(captioner, list(captioner.stream([blank])))  # reports what is missing at start-up, not to a client
     app = build_app(captioner, limits, name, api_key, cors)
+    threading.Thread(target=app.state.service.samples, daemon=True).start()  # before somebody opens the page
     _Server(server_settings(app)).run(sockets=[bound])
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
+from typing import Any, cast
 
 from PIL import Image
 
@@ -15,12 +20,15 @@ from haav.errors import ConfigError, HaavError, ImageError, unknown
 from haav.inference.captioner import Captioner
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import PhotoItem
-from haav.photos.images import load_image
+from haav.photos.images import load_image, to_jpeg
 from haav.studies.explain import explain
 from haav.web.batcher import Batcher, Busy
 from haav.web.schemas import Settings
 from haav.web.uploads import Photo, Refused
 
+SAMPLES = resources.files("haav").joinpath("samples")
+PREVIEW = 1024
+"""longest side of a preview"""
 SAMPLING = ("samples", "temperature", "top_k", "top_p", "seed")
 
 
@@ -56,11 +64,23 @@ class Result:
     """what `haav caption --json` prints, or the explanation"""
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A photo in the queue."""
+
+    picture: Future[Image.Image]
+    captioned: Future[dict[str, Any]] = field(default_factory=Future)
+    """the caption, as soon as it is decoded; never set for a photo that fails"""
+
+
 class CaptionService:
     def __init__(self, captioner: Captioner, limits: Limits) -> None:
         self.captioner, self.limits = captioner, limits
         self.batcher = Batcher(self._work, limits.batch, limits.waiting)
         self.decoders = ThreadPoolExecutor(2, "decoder")  # a picture may be large before it is downscaled
+        self.previews = 0
+        """previews that are being made"""
+        self.sample_lock, self.sample_captions = threading.Lock(), cast("list[dict[str, Any]] | None", None)
 
     def close(self) -> None:
         """Answer the queued photos, then stop the threads."""
@@ -101,34 +121,80 @@ class CaptionService:
 
         They take their places in the queue first, so that pictures that wait for a decoder are counted too.
         """
+        with self._queued(photos, job) as (_, answers), _refusals(self.limits):
+            return await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, answers)), self.limits.seconds)
+
+    async def caption_then_explain(self, photo: Photo, job: Job) -> AsyncGenerator[dict[str, Any], None]:
+        """The caption of a photo as soon as it is decoded, then its explanation, both within the time limit.
+
+        What is raised before the caption is a Refused or an ImageError; after it, a Refused.
+        """
+        ends = asyncio.get_running_loop().time() + self.limits.seconds
+        with self._queued([photo], job) as ([waiting], [answer]), _refusals(self.limits):
+            explained = asyncio.ensure_future(asyncio.wrap_future(answer))
+            captioned = asyncio.ensure_future(asyncio.wrap_future(waiting.captioned))
+            try:
+                await asyncio.wait({explained, captioned}, timeout=self.limits.seconds, return_when=FIRST_COMPLETED)
+                if captioned.done():
+                    yield captioned.result()
+                result = await asyncio.wait_for(explained, ends - asyncio.get_running_loop().time())
+                if isinstance(result, ImageError):
+                    raise result
+                yield result.caption
+            finally:
+                captioned.cancel()
+                explained.cancel()
+
+    async def preview(self, photo: Photo) -> bytes:
+        """A JPEG of a photo, for browsers that cannot show its format."""
+        if self.previews >= self.limits.waiting:
+            raise Refused(429, "too many previews are waiting; try again in 1 s.", {"Retry-After": "1"})
+        self.previews += 1
+        try:
+            decoded = self.decoders.submit(lambda: to_jpeg(self._decode(photo.data), PREVIEW))
+            with _refusals(self.limits):
+                return await asyncio.wait_for(asyncio.wrap_future(decoded), self.limits.seconds)
+        except ImageError as error:
+            raise Refused(422, str(error)) from None
+        finally:
+            self.previews -= 1
+
+    def samples(self) -> list[dict[str, Any]]:
+        """The sample photos with their captions, computed once. The first call takes a second or two."""
+        with self.sample_lock:
+            if self.sample_captions is None:
+                items = [PhotoItem(name, partial(_sample, name)) for name in sample_names()]
+                self.sample_captions = [photo.to_json() for photo in self.captioner.stream(items)]
+            return self.sample_captions
+
+    @contextmanager
+    def _queued(self, photos: Sequence[Photo], job: Job) -> Iterator[tuple[list[_Waiting], list[Future[Any]]]]:
+        """Photos in the queue, and their answers. Those whose batch has not begun leave it at the end."""
         try:
             self.batcher.check(len(photos))
         except Busy as error:
             raise Refused(429, str(error), {"Retry-After": str(error.seconds)}) from None
-        pictures = [self.decoders.submit(self._decode, photo.data) for photo in photos]
-        answers = self.batcher.submit(pictures, job, job.together)
+        waiting = [_Waiting(self.decoders.submit(self._decode, photo.data)) for photo in photos]
+        answers = self.batcher.submit(waiting, job, job.together)
         try:
-            return await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, answers)), self.limits.seconds)
-        except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
-            raise Refused(504, f"no caption within {self.limits.seconds:g} s; the server is busy.") from None
-        except ConfigError as error:
-            raise Refused(422, str(error)) from None
-        except HaavError as error:
-            logging.getLogger("uvicorn.error").error("%s: %s", type(error).__name__, error)
-            raise Refused(500, "the model of this server does not work; the server's log says why.") from None
+            yield waiting, answers
         finally:
-            for picture, answer in zip(pictures, answers, strict=True):
-                if answer.cancel():  # its batch has not begun, so nobody waits for the picture
-                    picture.cancel()
+            for photo, answer in zip(waiting, answers, strict=True):
+                if answer.cancel():  # nobody waits for the picture
+                    photo.picture.cancel()
 
     def _decode(self, data: bytes) -> Image.Image:
         image = load_image(data, self.limits.pixels)
         image.thumbnail((1024, 1024))  # larger than any view needs; the queue holds many pictures
         return image
 
-    def _work(self, pictures: Sequence[Future[Image.Image]], job: Job) -> list[Result | ImageError]:
-        items = [PhotoItem("", picture.result) for picture in pictures]
+    def _work(self, waiting: Sequence[_Waiting], job: Job) -> list[Result | ImageError]:
+        items = [PhotoItem("", photo.picture.result) for photo in waiting]
         photos = list(self.captioner.stream(items, job.options, len(items)))
+        for early, photo in zip(waiting, photos, strict=True):
+            # A request that is over has cancelled it.
+            if photo.caption is not None and early.captioned.set_running_or_notify_cancel():
+                early.captioned.set_result(photo.caption.to_json())
         if job.explain:
             captioned = [photo for photo in photos if photo.error is None]
             captions = [explanation.to_json() for explanation in explain(self.captioner, captioned, job.options)]
@@ -136,6 +202,30 @@ class CaptionService:
             captions = [photo.caption.to_json() for photo in photos if photo.caption is not None]
         remaining = iter(captions)
         return [
-            photo.error or Result(picture.result(), next(remaining))
-            for photo, picture in zip(photos, pictures, strict=True)
+            photo.error or Result(early.picture.result(), next(remaining))
+            for photo, early in zip(photos, waiting, strict=True)
         ]
+
+
+@contextmanager
+def _refusals(limits: Limits) -> Iterator[None]:
+    """Errors of captioning become refusals with a status."""
+    try:
+        yield
+    except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
+        raise Refused(504, f"no caption within {limits.seconds:g} s; the server is busy.") from None
+    except ConfigError as error:
+        raise Refused(422, str(error)) from None
+    except ImageError:
+        raise
+    except HaavError as error:
+        logging.getLogger("uvicorn.error").error("%s: %s", type(error).__name__, error)
+        raise Refused(500, "the model of this server does not work; the server's log says why.") from None
+
+
+def sample_names() -> list[str]:
+    return sorted(file.name for file in SAMPLES.iterdir() if file.name.endswith(".jpg"))
+
+
+def _sample(name: str) -> bytes:
+    return SAMPLES.joinpath(name).read_bytes()

@@ -20,12 +20,12 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from haav.files import json_of
-from haav.web.schemas import LISTS, Settings, first_problem, photo_field
+from haav.web.schemas import LISTS, NoSettings, first_problem, photo_field
 
 LINGER = 10
 """Of an upload that is too large, this many times the limit is read and dropped before it is refused. A client that
 still sends when the connection closes does not see the answer."""
-AnySettings = TypeVar("AnySettings", bound=Settings)
+AnySettings = TypeVar("AnySettings", bound=NoSettings)
 
 
 class Refused(Exception):

@@ -1,96 +1,292 @@
-"use strict";
-/* Draws one explanation. `explainPhoto(root, data, image)`: data as `haav explain --json` gives it, image an address. */
+/* Draws a photo, its caption, and where each word came from. `haav serve` and the pages of `haav explain` use it.
 
-function make(tag, attributes = {}, ...children) {
+   A photo has `title`, `image` (an address) and what `haav explain` writes as JSON. Before the explanation is there, its
+   words have only the weights of views, and `titles` names the views. */
+
+export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
 }
 
-function percent(value) {
-  return `${Math.round(100 * value)} %`;
+export function percent(share) {
+  return `${Math.round(100 * share)}\u00a0%`;
 }
 
-function explainPhoto(root, data, image) {
-  const names = Object.keys(data.views);
-  const colour = (name) => `--view: var(--v${names.indexOf(name) % 6})`;
-  const strongest = (word) => names.reduce((best, name) => (word.looks[name].weight > word.looks[best].weight ? name : best));
+export function sureness(photo) {
+  return `${percent(photo.confidence)} sure${photo.unfamiliar ? "; I may not know this kind of picture" : ""}`;
+}
 
-  const picture = make("img", { src: image, alt: data.caption });
-  const overlay = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  overlay.setAttribute("viewBox", "0 0 1 1");
-  overlay.setAttribute("preserveAspectRatio", "none");
-  overlay.setAttribute("aria-hidden", "true");
-  const caption = make("p", { class: "caption", role: "group", "aria-label": "Words of the caption" });
-  const detail = make("div", { "aria-live": "polite" });
-  const buttons = data.words.map((word, at) => {
-    const button = make("button", { class: "word", type: "button", style: colour(strongest(word)), "aria-pressed": "false" }, word.word);
-    button.addEventListener("mouseenter", () => choose(at));
-    button.addEventListener("focus", () => choose(at));
-    button.addEventListener("click", () => choose(at));
-    button.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (step && buttons[at + step]) buttons[at + step].focus();
-    });
-    return button;
+/* Names, titles and colours of the views of a photo */
+function viewsOf(photo) {
+  const names = Object.keys(photo.views || photo.titles || photo.words[0]?.views || {});
+  return names.map((name, index) => {
+    const view = photo.views?.[name];
+    const position = view ? view.position : index;
+    return { name, title: view?.title || photo.titles?.[name] || name, colour: `--view: var(--v${position % 6})`, ...view };
   });
-  buttons.forEach((button) => caption.append(button, " "));
+}
 
-  function bar(name, look) {
-    const fill = make("div", { class: "fill", style: `${colour(name)}; width: ${100 * look.weight}%` });
-    return make("div", { class: "bar", style: colour(name) },
-      make("span", { class: "name" }, name),
-      make("div", { class: "track" }, fill),
-      make("span", { class: "numbers" }, `${percent(look.weight)}, without it ${look.lost > 0.005 ? "−" : look.lost < -0.005 ? "+" : "±"}${percent(Math.abs(look.lost))}`));
+function weightOf(word, name) {
+  return word.looks ? word.looks[name]?.weight || 0 : word.views?.[name] || 0;
+}
+
+/* The weights of all views as one bar */
+function stackedBar(word, views) {
+  return make("span", { class: "stack", "aria-hidden": "true" }, ...views.map((view) =>
+    make("span", { style: `${view.colour}; width: ${100 * weightOf(word, view.name)}%` })));
+}
+
+/* A caption with its bars, to look at only */
+export function plainCaption(photo) {
+  const views = viewsOf(photo);
+  const caption = make("p", { class: "plain-caption" });
+  for (const word of photo.words) {
+    caption.append(make("span", { class: "plain-word" }, make("span", {}, word.word), stackedBar(word, views)), " ");
   }
+  if (!photo.words.length) caption.append("(no words)");
+  return caption;
+}
 
-  function choose(at) {
-    const word = data.words[at];
-    buttons.forEach((button, number) => button.setAttribute("aria-pressed", String(number === at)));
-    overlay.replaceChildren();
-    const lists = [];
-    for (const name of names) {
-      const look = word.looks[name];
-      const most = Math.max(...look.places.map(([, share]) => share), 1e-9);
-      for (const [token, share] of look.places) {
-        const box = data.views[name][token].box;
-        if (!box) continue;
-        const named = data.views[name][token].label !== "";
-        const shape = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-        shape.setAttribute("x", box[0]);
-        shape.setAttribute("y", box[1]);
-        shape.setAttribute("width", box[2] - box[0]);
-        shape.setAttribute("height", box[3] - box[1]);
-        shape.setAttribute("style", `${colour(name)}; fill: ${named ? "none" : "var(--view)"}; fill-opacity: ${(0.55 * look.weight * share) / most};
-          stroke: ${named ? "var(--view)" : "none"}; stroke-opacity: ${Math.min(1, 0.25 + share / most)}; stroke-width: 3; vector-effect: non-scaling-stroke`);
-        overlay.append(shape);
+export function legend(photo) {
+  return make("ul", { class: "legend", "aria-label": "Colours of the views" }, ...viewsOf(photo).map((view) =>
+    make("li", { style: view.colour, title: view.name }, make("span", { class: "dot" }), view.title)));
+}
+
+const HEAT = 64; // pixels of a heat map's side; the browser enlarges it
+
+/* The attention to the cells of a view, smoothed. What the word did not look at is darkened: the more it trusts the view,
+   the darker. */
+function heatMap(view, look) {
+  const cells = look.places.map(([token, share]) => ({ box: view.places[token].box, share }))
+    .filter(({ box }) => box && (box[2] - box[0]) * (box[3] - box[1]) < 0.9); // the whole photo is no place in it
+  if (!cells.length) return null;
+  const values = new Float32Array(HEAT * HEAT);
+  for (let y = 0; y < HEAT; y++) {
+    for (let x = 0; x < HEAT; x++) {
+      let [sum, weights] = [0, 1e-9];
+      for (const { box: [x1, y1, x2, y2], share } of cells) {
+        const across = ((x + 0.5) / HEAT - (x1 + x2) / 2) / (x2 - x1);
+        const down = ((y + 0.5) / HEAT - (y1 + y2) / 2) / (y2 - y1);
+        const near = Math.exp(-2 * (across * across + down * down));
+        sum += near * share;
+        weights += near;
       }
-      const labelled = look.places.filter(([token]) => data.views[name][token].label).slice(0, 5);
-      if (labelled.length) {
-        lists.push(make("h2", { style: colour(name) }, make("span", { class: "name" }, name)),
-          make("ul", { class: "sentences" }, ...labelled.map(([token, share]) =>
-            make("li", {}, make("span", { class: "soft" }, percent(share)), data.views[name][token].label))));
-      }
+      values[y * HEAT + x] = sum / weights;
     }
-    detail.replaceChildren(
-      make("h2", {}, `“${word.word}”, probability ${percent(word.probability)}`),
-      ...names.map((name) => bar(name, word.looks[name])),
-      make("p", { class: "soft" }, "Bars: how much the word trusts each view. Beside them: how the word's probability changes when the view is taken away. A weight is not a proof; where the two disagree, believe the second."),
-      ...lists);
   }
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const canvas = make("canvas", { class: "heat", width: HEAT, height: HEAT });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(HEAT, HEAT);
+  const dark = 255 * (0.35 + 0.43 * look.weight);
+  values.forEach((value, index) => {
+    pixels.data.set([8, 8, 20, dark * (1 - ((value - least) / (most - least + 1e-9)) ** 0.7)], 4 * index);
+  });
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}
 
-  const rows = names.filter((name) => name in data.alone).map((name) => make("tr", { style: colour(name) },
-    make("th", { scope: "row" }, make("span", { class: "name" }, name)),
-    make("td", {}, data.without[name] || "–"), make("td", {}, data.alone[name] || "–")));
-  root.replaceChildren(
-    make("h1", {}, data.title || "Why these words"),
-    make("div", { class: "columns" },
-      make("div", {}, make("div", { class: "photo" }, picture, overlay)),
-      make("div", {}, caption, detail)),
-    make("h2", {}, "With a view taken away, and alone"),
+/* The boxes of the objects that a word looked at most, with their names */
+function objectBoxes(view, look) {
+  const most = Math.max(...look.places.map(([, share]) => share), 1e-9);
+  return look.places.filter(([token, share]) => view.places[token].box && share > 0.2 * most).slice(0, 5).map(([token, share]) => {
+    const { box: [x1, y1, x2, y2], label } = view.places[token];
+    const place = `left: ${100 * x1}%; top: ${100 * y1}%; width: ${100 * (x2 - x1)}%; height: ${100 * (y2 - y1)}%`;
+    return make("div", { class: "box", style: `${view.colour}; ${place}; opacity: ${0.4 + (0.6 * share) / most}` },
+      make("span", {}, `${label} ${percent(share)}`));
+  });
+}
+
+/* The sentences that a word looked at most. One that several crops retrieved is listed once. */
+function sentences(view, look, word, image) {
+  const byText = new Map();
+  for (const [token, share] of look.places) {
+    const { label, box } = view.places[token];
+    if (!label) continue;
+    const entry = byText.get(label) || { label, share: 0, boxes: [] };
+    entry.share += share;
+    if (box && !entry.boxes.some((other) => String(other) === String(box))) entry.boxes.push(box);
+    byText.set(label, entry);
+  }
+  const best = [...byText.values()].sort((one, other) => other.share - one.share).slice(0, 5);
+  const parts = best.some((entry) => entry.boxes.some((box) => !isWhole(box)));
+  const list = make("ul", { class: "sentences" }, ...best.map((entry) => make("li", {},
+    parts ? make("span", { class: "crops" }, ...entry.boxes.map((box) => cropOf(image, box))) : "",
+    make("span", { class: "text" }, ...marked(entry.label, word)),
+    make("span", { class: "share" }, percent(entry.share)))));
+  if (parts || !best[0]?.boxes.length) return [list];
+  return [make("p", { class: "found-for" }, cropOf(image, best[0].boxes[0]), "Found for the whole photo:"), list];
+}
+
+function isWhole([x1, y1, x2, y2]) {
+  return x2 - x1 > 0.99 && y2 - y1 > 0.99;
+}
+
+/* A small picture of the part of the photo that a sentence was found for */
+function cropOf(image, box) {
+  const [x1, y1, x2, y2] = box;
+  const at = (start, end) => (end - start > 0.99 ? 0 : (100 * start) / (1 - (end - start)));
+  const label = isWhole(box) ? "found for the whole photo" : "found for this part of the photo";
+  return make("span", { class: "crop", role: "img", "aria-label": label, title: label,
+    style: `background-image: url("${image}"); background-size: ${100 / (x2 - x1)}% ${100 / (y2 - y1)}%; `
+      + `background-position: ${at(x1, x2)}% ${at(y1, y2)}%`,
+  });
+}
+
+/* A sentence, with a word set off wherever it says it */
+function marked(sentence, word) {
+  return sentence.split(/(\s+)/).map((part) =>
+    part.toLowerCase().replace(/[.,!?]$/, "") === word ? make("mark", {}, part) : part);
+}
+
+function track(share, label) {
+  return make("span", { class: "track", "aria-hidden": "true", title: label },
+    make("span", { style: `width: ${Math.min(100, 100 * share)}%` }));
+}
+
+function effect(word, look) {
+  const [before, after] = [word.probability, Math.max(0, word.probability - look.lost)].map(percent);
+  const likely = before === after ? "just as likely" : `${before} → ${after} likely`;
+  if (look.instead === "<eos>") return [`the caption would end here, ${likely}`];
+  if (look.instead) return [make("em", {}, look.instead), ` instead; “${word.word}” ${likely}`];
+  return [`same word, ${likely}`];
+}
+
+/* How a word used a view: what it trusted, what it needed, and what it looked at */
+function viewCard(view, word, image, only) {
+  const look = word.looks[view.name];
+  const card = make("section", { class: "view-card", style: view.colour },
+    make("h3", { title: `view ${view.name}` }, make("span", { class: "dot" }), view.title));
+  if (!view.places.length) {
+    card.append(make("p", { class: "soft" }, "This photo has no such view."));
+    return card;
+  }
+  const needed = Math.max(0, look.lost) / Math.max(word.probability, 1e-9);
+  card.append(make("dl", { class: "bars" },
+    make("dt", {}, "trusted"), make("dd", {}, track(look.weight, "its weight for this word"), make("span", {}, percent(look.weight))),
+    ...(only ? [] : [make("dt", {}, "without it"), make("dd", {}, track(needed, "how much less likely the word is without the view"),
+      make("span", {}, ...effect(word, look)))])));
+  if (view.shows === "sentences") card.append(...sentences(view, look, word.word, image));
+  return card;
+}
+
+function alternatives(word, index, actions) {
+  const most = Math.max(word.probability, ...word.alternatives.map(([, share]) => share), 1e-9);
+  const row = (text, share, use) => {
+    const bar = make("span", { class: "track" }, make("span", { style: `width: ${(100 * share) / most}%` }));
+    const inside = [make("span", { class: "text" }, text), bar, make("span", { class: "share" }, percent(share))];
+    if (!use) return make("li", {}, make("span", { class: "alternative" }, ...inside));
+    const button = make("button", { type: "button", class: "alternative", title: `Go on with “${text}”` }, ...inside);
+    button.addEventListener("click", use);
+    return make("li", {}, button);
+  };
+  const list = make("ul", { class: "alternatives" }, row(word.word, word.probability),
+    ...word.alternatives.map(([text, share]) => row(text, share, actions.replace && (() => actions.replace(index, text)))));
+  const section = make("section", { class: "others-here" }, make("h3", {}, "What else it could have said here"), list);
+  if (actions.ban) {
+    const ban = make("button", { type: "button", class: "quiet" }, `Never say “${word.word}”`);
+    ban.addEventListener("click", () => actions.ban(word.word));
+    section.append(ban);
+  }
+  return section;
+}
+
+/* The word to show first: of those that say something about the photo, the one that the views disagree on most */
+function mostDisputed(words) {
+  const rank = (word) => (word.content ? 1 : 0) + word.disagreement / 2;
+  return words.reduce((best, word, index) => (rank(word) > rank(words[best]) ? index : best), 0);
+}
+
+/* Lays out a photo beside its caption. `below` is an element to keep under the photo. Returns a function that draws:
+
+   `draw(photo, actions)`: `actions.replace(index, text)` and `actions.ban(word)` where a server can be asked again,
+   `actions.changed`: indices of words to mark, `actions.before`: an element above the caption. */
+export function explainer(root, below = "") {
+  const picture = make("img", {});
+  const overlay = make("div", { class: "overlay", "aria-hidden": "true" });
+  const frame = make("div", { class: "photo" }, picture, overlay);
+  picture.addEventListener("load", () => frame.style.setProperty("--ratio", picture.naturalWidth / picture.naturalHeight));
+  const file = make("p", { class: "file", dir: "auto" });
+  const before = make("div", {});
+  const caption = make("p", { class: "caption", role: "group", "aria-label": "Words of the caption" });
+  const sure = make("p", { class: "sure" });
+  const colours = make("div", {});
+  const detail = make("div", { class: "detail", "aria-live": "polite" });
+  const alone = make("div", {});
+  root.replaceChildren(make("div", { class: "columns" }, make("div", { class: "side" }, frame, below),
+    make("div", { class: "words" }, file, before, caption, sure, colours), make("div", { class: "why" }, detail, alone)));
+
+  return function draw(photo, actions = {}) {
+    const views = viewsOf(photo);
+    const explained = photo.words.every((word) => word.looks);
+    const focused = [...caption.children].indexOf(document.activeElement);
+    let chosen = focused >= 0 ? focused : explained && photo.words.length ? mostDisputed(photo.words) : -1;
+
+    const buttons = photo.words.map((word, index) => {
+      const weights = views.map((view) => `${view.title} ${percent(weightOf(word, view.name))}`).join(", ");
+      const button = make("button", { type: "button", class: "word", "aria-pressed": "false", title: weights },
+        make("span", {}, word.word), stackedBar(word, views));
+      if (actions.changed?.has(index)) button.classList.add("changed");
+      button.addEventListener("mouseenter", () => show(index));
+      for (const event of ["focus", "click"]) button.addEventListener(event, () => show((chosen = index)));
+      button.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (step && buttons[index + step]) buttons[index + step].focus();
+      });
+      return button;
+    });
+    caption.onmouseleave = () => show(chosen);
+
+    function show(index) {
+      buttons.forEach((button, number) => button.setAttribute("aria-pressed", String(number === index)));
+      overlay.replaceChildren();
+      const word = photo.words[index];
+      if (!explained || !word) {
+        detail.replaceChildren(...(photo.words.length ? [make("p", { class: "soft waiting" }, "Finding out where each word came from …")] : []));
+        return;
+      }
+      const used = views.filter((view) => word.looks[view.name]);
+      for (const view of used.filter((each) => each.places.length)) {
+        const look = word.looks[view.name];
+        if (view.shows === "cells") overlay.append(heatMap(view, look) || "");
+        if (view.shows === "objects") overlay.append(...objectBoxes(view, look));
+      }
+      detail.replaceChildren(
+        make("h2", {}, "Why “", make("strong", {}, word.word), "”?"),
+        make("div", { class: "view-cards" }, ...used.map((view) => viewCard(view, word, photo.image, used.length === 1))),
+        alternatives(word, index, actions));
+    }
+
+    if (picture.getAttribute("src") !== photo.image) picture.src = photo.image;
+    picture.alt = `Photo: ${photo.caption}`;
+    file.textContent = photo.title || "";
+    before.replaceChildren(actions.before || "");
+    caption.replaceChildren(...(buttons.length ? buttons : [make("span", { class: "soft" }, "(no words)")]));
+    sure.textContent = sureness(photo);
+    sure.classList.toggle("doubt", Boolean(photo.unfamiliar));
+    colours.replaceChildren(legend(photo));
+    alone.replaceChildren(counterfactuals(photo, views));
+    if (focused >= 0 && buttons[focused]) buttons[focused].focus({ preventScroll: true });
+    else show(chosen);
+  };
+}
+
+/* What each view alone would have said, and what the others say without it */
+function counterfactuals(photo, views) {
+  const present = views.filter((view) => view.name in (photo.alone || {}));
+  if (present.length < 2) return "";
+  const rows = present.map((view) => make("tr", { style: view.colour },
+    make("th", { scope: "row", title: `view ${view.name}` }, make("span", { class: "dot" }), view.title),
+    make("td", {}, photo.alone[view.name] || "–"), make("td", {}, photo.without[view.name] || "–")));
+  const two = present.length === 2; // being without one is having the other alone
+  return make("details", { class: "counterfactuals", open: "" }, make("summary", {}, "What each view says on its own"),
     make("table", {},
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "view"), make("th", { scope: "col" }, "caption without it"), make("th", { scope: "col" }, "caption from it alone"))),
-      make("tbody", {}, ...rows)));
-  if (buttons.length) choose(0);
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "view"), make("th", { scope: "col" }, "from it alone"),
+        ...(two ? [] : [make("th", { scope: "col" }, "without it")]))),
+      make("tbody", {}, ...rows.map((row) => {
+        if (two) row.lastChild.remove();
+        return row;
+      }))));
 }

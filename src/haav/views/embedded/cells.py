@@ -15,6 +15,7 @@ class CellsExtractor(Extractor):
     """A coarse grid of 5 × 5 cells, each described by both networks. It has fewer and wider tokens than `grid`."""
 
     name = "cells"
+    title = "what the image encoder saw"
     licence = regions.LICENCE
     weights = regions.WEIGHTS
     spec = ViewSpec(regions.WIDTH, SIDE**2, indices={"row": SIDE, "column": SIDE})

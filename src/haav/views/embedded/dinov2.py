@@ -101,6 +101,7 @@ class DinoPatchesExtractor(Extractor):
     """DINOv2's class token, whose box is the whole photo, then 8 × 8 cells: means of 2 × 2 patch tokens, row by row."""
 
     name = "dino_patches"
+    title = "what the image encoder saw"
     licence = LICENCE
     weights = (WEIGHTS,)
     spec = ViewSpec(CONFIG.width, 1 + POOLED**2, boxes=True)

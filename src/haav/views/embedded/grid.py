@@ -26,6 +26,7 @@ class GridExtractor(Extractor):
     """EfficientNet-Lite2's last map: 9 × 9 cells, row by row."""
 
     name = "grid"
+    title = "what the image encoder saw"
     licence = efficientnet.LICENCE
     weights = (efficientnet.WEIGHTS,)
     spec = ViewSpec(

@@ -39,6 +39,7 @@ class ObjectsExtractor(Extractor):
     """
 
     name = "objects"
+    title = "objects found"
     licence = yolo.LICENCE
     weights = (yolo.WEIGHTS,)
     gives = ("boxes",)

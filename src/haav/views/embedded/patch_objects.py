@@ -18,6 +18,7 @@ class PatchObjectsExtractor(ClipExtractor):
     """
 
     name = "patch_objects"
+    title = "objects found"
     licence = f"{clip.LICENCE}, {yolo.LICENCE}"
     weights = (clip.WEIGHTS, yolo.WEIGHTS)
     gives = ("boxes",)

@@ -20,6 +20,7 @@ class PatchRegionsExtractor(ClipExtractor):
     """
 
     name = "patch_regions"
+    title = "parts of the photo"
     spec = ViewSpec(2 * clip.CONFIG.width, 15, boxes=True)
 
     def __init__(self, clip_source: str | None = None, precision: str = "auto", device: str = "cpu") -> None:

@@ -43,6 +43,7 @@ class PatchesExtractor(ClipExtractor):
     """The class token, whose box is the whole photo, then 7 × 7 cells: means of 2 × 2 patch tokens, row by row."""
 
     name = "patches"
+    title = "what the image encoder saw"
     spec = ViewSpec(clip.CONFIG.width, 1 + SIDE**2, boxes=True)
 
     def extract(self, photos: PhotoBatch) -> list[PhotoView]:

@@ -53,6 +53,7 @@ class RegionsExtractor(Extractor):
     """
 
     name = "regions"
+    title = "parts of the photo"
     licence = LICENCE
     weights = WEIGHTS
     spec = ViewSpec(WIDTH, 15, boxes=True)

@@ -30,6 +30,7 @@ class ClipGridExtractor(Extractor):
     """The last hidden state of CLIP's vision tower: the class token, then the patches row by row."""
 
     name = "clip_grid"
+    title = "what the image encoder saw"
     licence = LICENCE
 
     def __init__(self, clip_model: str | Path = GRID_MODEL, device: str = "cpu") -> None:
@@ -56,6 +57,7 @@ class ClipTextExtractor(Extractor):
     captions.
     """
 
+    title = "captions of similar photos"
     licence = f"{LICENCE}; of the texts in the text database"
     needs, gives = ("textdb",), ("sentences",)
     crops: str
@@ -87,8 +89,12 @@ class ClipTextExtractor(Extractor):
             )
         self.tower = hub.load_network(self.model, "CLIPVisionModelWithProjection", device)
         self.prepare = _preparation(self.model, self.tower)
-        self.boxes = crops()[CROPS[self.crops]].tolist()
+        self.boxes = self.crop_boxes().tolist()
         self.spec = text_spec(self.textdb, self.crops, self.per_crop)
+
+    @classmethod
+    def crop_boxes(cls) -> Tensor:
+        return crops()[CROPS[cls.crops]]
 
     @property
     def fingerprint(self) -> str:

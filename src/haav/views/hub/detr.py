@@ -26,6 +26,7 @@ class DetrObjectsExtractor(Extractor):
     """
 
     name = "detr_objects"
+    title = "objects found"
     licence = "Apache-2.0 (of the default model; another model's: see its page)"
     gives = ("boxes",)
 

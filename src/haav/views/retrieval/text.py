@@ -14,7 +14,7 @@ from haav.errors import ViewError
 from haav.provenance import check_made_by
 from haav.types import PhotoView, ViewSpec
 from haav.views.base import Extractor, PhotoBatch, TracedView, build_extractor, extractors, weights_of
-from haav.views.embedded.regions import CROPS
+from haav.views.embedded.regions import CROPS, crops
 from haav.views.options import ExtractorOptions
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
@@ -54,6 +54,7 @@ class TextExtractor(Extractor):
     A photo never gets its own captions. Its bridge was not trained on it.
     """
 
+    title = "captions of similar photos"
     licence = "of the captions in the text database"
     needs, gives = ("bridge", "textdb"), ("sentences",)
     exportable = True
@@ -93,6 +94,10 @@ class TextExtractor(Extractor):
             return ()
         bridge = options.bridge if isinstance(options.bridge, CrossFitted) else _load_bridge(str(options.bridge))
         return weights_of([bridge.view], options)
+
+    @classmethod
+    def crop_boxes(cls) -> Tensor:
+        return crops()[CROPS[cls.crops]]
 
     @property
     def fingerprint(self) -> str:

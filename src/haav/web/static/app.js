@@ -1,156 +1,290 @@
-"use strict";
-/* Photo in, explanation out. The last photo is kept, so that switching a view off asks again. */
+/* The page: its three screens (home, album, one photo), what is dropped on it, and what the address says.
 
-const at = (id) => document.getElementById(id);
-let photo = null; // {blob, name, address}
-let asked = 0; // only the answer to the newest question is shown
-let key = sessionStorage.getItem("key") || ""; // of the API, where the server demands one
+   #          home
+   #album     several photos
+   #photo-3   the photo with id 3 */
 
-function say(text) {
-  at("status").textContent = text;
+import { Problem, call, hasKey, useKey } from "./api.js";
+import { controls } from "./controls.js";
+import { explainer, legend, make, plainCaption, sureness } from "./explain.js";
+import { DEFAULTS, caption, captionAll, ensurePreview, find, photos, recaption, restore, shown, start, watch } from "./photos.js";
+import { download, toCsv, toHtml, toJsonl, toText } from "./save.js";
+import * as storage from "./storage.js";
+
+const by = (id) => document.getElementById(id);
+let model = null;
+let play = {}; // settings that the next photos begin with
+let screen = null; // what draws the photo that is shown: {photo, draw}
+
+function say(text, seconds = 0) {
+  by("status").textContent = text;
+  clearTimeout(say.timer);
+  if (seconds) say.timer = setTimeout(() => say(""), 1000 * seconds);
 }
 
 function complain(text) {
-  at("problem").textContent = text;
-  at("problem").hidden = !text;
+  by("problem").textContent = text;
+  by("problem").hidden = !text;
 }
 
-function call(path, options = {}) {
-  return fetch(path, key ? { ...options, headers: { Authorization: `Bearer ${key}` } } : options);
-}
+/* Photos that come in */
 
-function question(extra) {
-  const form = new FormData();
-  form.append("image", photo.blob, photo.name);
-  form.append("beam", at("beam").value);
-  form.append("n_best", at("n-best").value);
-  form.append("views", [...document.querySelectorAll("#views input:checked")].map((box) => box.value).join(","));
-  for (const [key, value] of Object.entries(extra)) form.append(key, value);
-  return form;
-}
-
-async function answerOf(extra) {
-  const response = await call("/v1/caption", { method: "POST", body: question(extra) });
-  if (response.ok) return response;
-  const problem = await response.json().catch(() => ({ error: `the server answered ${response.status}.` }));
-  throw new Error(problem.error || "the server cannot read this request.");
-}
-
-async function ask() {
-  if (!photo) return;
-  const mine = ++asked;
-  if (!document.querySelector("#views input:checked")) {
-    say("");
-    complain("Switch at least one view on: without any there is nothing to see.");
-    return;
-  }
+function take(files) {
+  const chosen = files.filter(({ blob }) => blob);
+  if (!chosen.length || !model) return;
   complain("");
-  const started = performance.now();
-  const clock = setInterval(() => mine === asked && say(`Looking at ${photo.name} … ${((performance.now() - started) / 1000).toFixed(0)} s`), 250);
-  say(`Looking at ${photo.name} …`);
-  try {
-    const data = await (await answerOf({ explain: "true" })).json();
-    if (mine === asked) show(data, performance.now() - started);
-  } catch (error) {
-    if (mine === asked) {
-      say("");
-      complain(error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message);
-    }
-  } finally {
-    clearInterval(clock);
+  start(chosen, { ...DEFAULTS, beam: model.beam, ...play });
+  storage.save(photos);
+  if (photos.length === 1) open(photos[0]);
+  else {
+    go("#album");
+    captionAll().then(() => storage.save(photos));
   }
 }
 
-function show(data, milliseconds) {
-  const root = at("explanation");
-  root.hidden = false;
-  explainPhoto(root, { ...data, title: photo.name }, photo.address);
-  at("others").replaceChildren(...(data.n_best || []).map((other) => make("li", {}, other.caption)));
-  at("copy").disabled = at("download").disabled = false;
-  at("copy").dataset.caption = data.caption;
-  const doubt = data.unfamiliar ? "; I may not know this kind of picture" : "";
-  say(`${(milliseconds / 1000).toFixed(1)} s, ${percent(data.confidence)} sure${doubt}`);
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-  const words = [...root.querySelectorAll(".word")];
-  words.forEach((word, number) => {
-    word.classList.add("hidden-word");
-    setTimeout(() => word.classList.remove("hidden-word"), 90 * number);
+function takeFiles(list) {
+  take([...list].map((file) => ({ blob: file, name: file.name })));
+}
+
+for (const id of ["file", "camera"]) {
+  by(id).addEventListener("change", () => {
+    takeFiles(by(id).files);
+    by(id).value = ""; // the same file can be chosen again
   });
 }
-
-function take(blob, name) {
-  if (!blob) return;
-  if (photo) URL.revokeObjectURL(photo.address);
-  photo = { blob, name: name || "photo", address: URL.createObjectURL(blob) };
-  ask();
-}
-
-at("file").addEventListener("change", () => take(at("file").files[0], at("file").files[0]?.name));
-at("controls").addEventListener("submit", (event) => event.preventDefault());
-for (const id of ["beam", "n-best"]) at(id).addEventListener("change", ask);
 document.addEventListener("paste", (event) => {
-  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file) take(file, file.name);
+  const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+  if (files.length) takeFiles(files);
 });
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
-  at("drop").classList.add("over");
+  document.body.classList.add("over");
 });
-document.addEventListener("dragleave", () => at("drop").classList.remove("over"));
+document.addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) document.body.classList.remove("over");
+});
 document.addEventListener("drop", (event) => {
   event.preventDefault();
-  at("drop").classList.remove("over");
-  take(event.dataTransfer.files[0], event.dataTransfer.files[0]?.name);
+  document.body.classList.remove("over");
+  takeFiles(event.dataTransfer.files);
 });
-at("copy").addEventListener("click", async () => {
+
+/* Screens */
+
+function go(address) {
+  if (location.hash === address) show();
+  else location.hash = address; // show() follows
+}
+
+function open(photo) {
+  if (!photo.explained) Promise.all([caption(photo, true), ensurePreview(photo)]).then(() => storage.save(photos));
+  go(`#photo-${photo.id}`);
+}
+
+function show() {
+  const photo = find(Number(location.hash.match(/^#photo-(\d+)$/)?.[1]));
+  const name = photo ? "result" : location.hash === "#album" && photos.length > 1 ? "album" : "home";
+  for (const id of ["home", "album", "result"]) by(id).hidden = id !== name;
+  by("another").hidden = name === "home";
+  document.title = photo ? `${photo.name} · haav` : name === "album" ? `${photos.length} photos · haav` : "haav: captions, and where each word came from";
+  say("");
+  if (name === "album") drawAlbum();
+  if (!photo) {
+    screen = null;
+    return;
+  }
+  if (screen?.photo !== photo) screen = photoScreen(photo);
+  if (!photo.explained && !photo.busy && !photo.problem) caption(photo, true).then(() => storage.save(photos));
+  screen.draw();
+  scrollTo({ top: 0 });
+}
+
+function changed(photo) {
+  if (!by("album").hidden) drawAlbum();
+  if (screen?.photo === photo) screen.draw();
+}
+
+function card(address, name, inside, press) {
+  const image = make("img", { src: address, alt: "", loading: "lazy" });
+  image.addEventListener("error", () => image.replaceWith(make("div", { class: "blank" }))); // until a preview is there
+  const button = make("button", { type: "button", class: "card" }, image, make("div", { class: "text" }, ...inside,
+    make("p", { class: "file", dir: "auto" }, name)));
+  button.addEventListener("click", press);
+  return make("li", {}, button);
+}
+
+function drawAlbum() {
+  const focused = [...by("cards").children].findIndex((item) => item.contains(document.activeElement));
+  by("cards").replaceChildren(...photos.map((photo) => {
+    const said = shown(photo);
+    const inside = said ? [plainCaption(said), make("span", { class: "soft" }, sureness(said))]
+      : [make("p", { class: photo.problem ? "problem" : "soft waiting" }, sentence(photo.problem || "") || (photo.busy ? "Looking …" : "Waiting …"))];
+    return card(photo.address, photo.name, inside, () => open(photo));
+  }));
+  by("cards").children[focused]?.querySelector("button").focus({ preventScroll: true });
+  const done = photos.filter((photo) => photo.answer).length;
+  const failed = photos.filter((photo) => photo.problem).length;
+  by("progress").textContent = `${done} of ${photos.length} captioned${failed ? `, ${failed} failed` : ""}`;
+  by("album-title").textContent = `${photos.length} photos`;
+  for (const button of document.querySelectorAll("[data-save]")) button.disabled = !done;
+}
+
+function photoScreen(photo) {
+  const root = make("div", { class: "explanation" });
+  const back = photos.length > 1 ? make("a", { class: "back", href: "#album" }, `← All ${photos.length} photos`) : "";
+  const knobs = controls(photo, model, (index) => {
+    photo.choice = index;
+    photo.before = null;
+    changed(photo);
+  }, (settings) => (play = settings));
+  const copy = make("button", { type: "button", class: "button small" }, "Copy caption");
+  const keep = make("button", { type: "button", class: "button small" }, "Save as HTML");
+  copy.addEventListener("click", () => copyText(shown(photo).caption));
+  keep.addEventListener("click", async () => download(`${photo.name}.html`, await toHtml([photo]), "text/html"));
+  const below = make("div", {}, make("div", { class: "tools" }, copy, keep), knobs.element);
+  by("result").replaceChildren(back, root);
+  let drawn = "";
+  let drawCaption = null;
+
+  function draw() {
+    const said = shown(photo);
+    const state = said ? "caption" : photo.problem ? "problem" : "waiting";
+    if (state !== drawn) {
+      drawCaption = state === "caption" ? explainer(root, below) : null;
+      drawn = state;
+      if (state === "waiting") root.replaceChildren(waitingFor(photo));
+    }
+    root.setAttribute("aria-busy", String(Boolean(photo.busy)));
+    if (state === "problem") root.replaceChildren(failure(photo, knobs));
+    knobs.update();
+    if (state !== "caption") return;
+    keep.disabled = !photo.explained;
+    drawCaption({ ...photo.answer, ...said, title: photo.name, image: photo.address, titles: model.titles }, {
+      replace: (index, text) => recaption(photo, { prefix: [...said.words.slice(0, index).map((word) => word.word), text].join(" ") }),
+      ban: (word) => recaption(photo, { never: [photo.settings.never, word].filter(Boolean).join(", ") }),
+      ...comparison(photo, said),
+    });
+    if (photo.slow) say(photo.slow, 8);
+  }
+
+  return { photo, draw };
+}
+
+function waitingFor(photo) {
+  return make("div", { class: "columns looking" },
+    make("div", { class: "photo" }, make("img", { src: photo.address, alt: "" })),
+    make("div", { class: "words" }, make("p", { class: "file", dir: "auto" }, photo.name),
+      make("p", { class: "soft waiting" }, "Looking at the photo …"),
+      make("div", { "aria-hidden": "true" }, make("div", { class: "skeleton" }), make("div", { class: "skeleton" }))));
+}
+
+function failure(photo, knobs) {
+  const again = make("button", { type: "button", class: "button" }, "Try again");
+  again.addEventListener("click", () => caption(photo, true));
+  const other = make("label", { class: "button primary", for: "file" }, "Choose another photo");
+  return make("div", { class: "failed" }, make("h1", {}, "No caption"), make("p", { class: "file", dir: "auto" }, photo.name),
+    make("p", { class: "problem", role: "alert" }, sentence(photo.problem)), make("div", { class: "tools" }, other, again),
+    photo.before ? knobs.element : "");
+}
+
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/* The caption before the last change, with the words that differ */
+function comparison(photo, said) {
+  if (!photo.before) return {};
+  const [old, now] = [photo.before.split(" "), said.caption.split(" ")];
+  const common = longestCommon(old, now);
+  const kept = new Set(common.map(([index]) => index));
+  const before = make("p", { class: "before" }, "Before: ");
+  old.forEach((word, index) => before.append(kept.has(index) ? word : make("del", {}, word), " "));
+  if (kept.size === old.length && old.length === now.length) before.append("(the same)");
+  const stayed = new Set(common.map(([, index]) => index));
+  return { before, changed: new Set(now.map((_, index) => index).filter((index) => !stayed.has(index))) };
+}
+
+/* Pairs of indices of the longest common subsequence of two lists of words */
+function longestCommon(old, now) {
+  const lengths = Array.from({ length: old.length + 1 }, () => new Array(now.length + 1).fill(0));
+  for (let i = old.length - 1; i >= 0; i--) {
+    for (let j = now.length - 1; j >= 0; j--) {
+      lengths[i][j] = old[i] === now[j] ? 1 + lengths[i + 1][j + 1] : Math.max(lengths[i + 1][j], lengths[i][j + 1]);
+    }
+  }
+  const pairs = [];
+  for (let i = 0, j = 0; i < old.length && j < now.length;) {
+    if (old[i] === now[j]) pairs.push([i++, j++]);
+    else if (lengths[i + 1][j] >= lengths[i][j + 1]) i++;
+    else j++;
+  }
+  return pairs;
+}
+
+/* Out of the page */
+
+async function copyText(text) {
   try {
-    await navigator.clipboard.writeText(at("copy").dataset.caption);
-    say("Copied.");
+    await navigator.clipboard.writeText(text);
+    say("Copied.", 3);
   } catch {
-    say("This browser does not let pages copy; select the caption instead.");
+    say("This browser does not let pages copy. Select the caption instead.", 6);
   }
-});
-at("download").addEventListener("click", async () => {
-  try {
-    const page = await (await answerOf({ format: "html" })).blob();
-    const link = make("a", { href: URL.createObjectURL(page), download: `${photo.name}.html` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  } catch (error) {
-    complain(error.message);
+}
+
+async function saveAlbum(how) {
+  if (how === "copy") return copyText(toText(photos));
+  if (how === "csv") return download("captions.csv", toCsv(photos), "text/csv");
+  if (how === "jsonl") return download("captions.jsonl", toJsonl(photos), "application/jsonl");
+  const captioned = photos.filter((photo) => photo.answer);
+  for (const [index, photo] of captioned.entries()) {
+    say(`Explaining photo ${index + 1} of ${captioned.length} …`);
+    if (!photo.explained) await caption(photo, true);
   }
-});
+  say("");
+  storage.save(photos);
+  return download("captions.html", await toHtml(photos), "text/html");
+}
+
+for (const button of document.querySelectorAll("[data-save]")) {
+  button.addEventListener("click", () => saveAlbum(button.dataset.save).catch((error) => say(error.message, 8)));
+}
+
+/* Start */
+
+async function showSamples() {
+  const response = await call("/v1/samples");
+  if (!response.ok) return;
+  const { photos: samples } = await response.json();
+  samples.sort((one, other) => other.confidence - one.confidence);
+  by("colours").replaceChildren(legend({ words: [], titles: model.titles }));
+  by("samples").replaceChildren(...samples.map((sample) => card(`/samples/${sample.image}`, sureness(sample), [plainCaption(sample)], async () => {
+    take([{ blob: await (await call(`/samples/${sample.image}`)).blob(), name: sample.image }]);
+  })));
+}
 
 async function begin() {
   try {
     const response = await call("/v1/models");
-    at("key-form").hidden = response.ok;
-    if (!response.ok) return complain(key ? "This is not the key of this server." : "");
+    by("key-form").hidden = response.ok;
+    if (!response.ok) return complain(hasKey() ? "This is not the key of this server." : "");
     complain("");
-    const found = await response.json();
-    const model = found.models[0];
-    at("beam").value = model.beam;
-    at("views").append(...model.views.map((name) => {
-      const box = make("input", { type: "checkbox", value: name });
-      box.checked = true;
-      box.addEventListener("change", ask);
-      return make("label", {}, box, ` ${name}`);
-    }));
-    at("samples").append(...found.samples.map((file) => {
-      const button = make("button", { type: "button", class: "sample", "aria-label": `Sample photo: ${file.replace(".jpg", "")}` },
-        make("img", { src: `/samples/${file}`, alt: "" }));
-      button.addEventListener("click", async () => take(await (await fetch(`/samples/${file}`)).blob(), file));
-      return button;
-    }));
-  } catch {
-    complain("The server cannot be reached. Is it still running?");
+    const known = await response.json();
+    model = known.models[0];
+    by("samples").replaceChildren(...known.samples.map((file) => card(`/samples/${file}`, file, [make("p", { class: "plain-caption soft waiting" }, "…")], () => {})));
+    restore(await storage.load());
+    show();
+    await showSamples();
+  } catch (error) {
+    complain(error instanceof Problem ? error.message : `This page failed: ${error.message}`);
   }
 }
 
-at("key-form").addEventListener("submit", (event) => {
+by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  key = at("key").value;
-  sessionStorage.setItem("key", key);
+  useKey(by("key").value);
   begin();
 });
+addEventListener("hashchange", show);
+watch(changed);
 begin();
