@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from haav.cli.main import main
 from haav.errors import CheckpointError, ConfigError
@@ -18,6 +22,7 @@ from helpers import SAMPLES
 pytest.importorskip("fastapi", reason="needs the web extra")
 from fastapi.testclient import TestClient
 
+from haav.web import service
 from haav.web.server import build_app, check_origins
 from haav.web.service import Limits
 
@@ -380,3 +385,61 @@ def test_origins_and_keys_that_cannot_work_are_refused(
     assert main(["serve"]) == 2
     assert main(["serve", "--api-key", "schlüssel"]) == 2
     assert capsys.readouterr().err.count("an API key has letters, digits and signs of ASCII") == 2
+
+
+def test_events_are_the_caption_then_the_explanation(client: TestClient, captioner: Captioner) -> None:
+    answer = send(client, format="events", n_best="2")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [event.split("\n") for event in answer.text.strip().split("\n\n")]
+    assert [name for name, _ in events] == ["event: caption", "event: explanation"]
+    caption, explanation = (json.loads(data.removeprefix("data: ")) for _, data in events)
+    assert caption == send(client, n_best="2").json()
+    assert explanation == send(client, n_best="2", explain="true").json()
+
+
+def test_events_of_a_photo_that_cannot_be_read_are_an_ordinary_refusal(client: TestClient) -> None:
+    answer = client.post("/v1/caption", files={"image": b"no picture"}, data={"format": "events"})
+    assert answer.status_code == 422
+    assert "is not a picture" in answer.json()["error"]
+
+
+def test_an_explanation_that_comes_too_late_is_an_event_of_its_own(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, explain = threading.Event(), service.explain
+
+    def slow(*arguments: Any) -> Any:
+        gate.wait(20)
+        return explain(*arguments)
+
+    monkeypatch.setattr(service, "explain", slow)
+    with TestClient(build_app(captioner, Limits(seconds=2))) as client:
+        send(client)  # loads the networks
+        text = send(client, format="events").text
+        gate.set()
+    assert [line for line in text.split("\n") if line.startswith("event")] == ["event: caption", "event: problem"]
+    assert "no caption within 2 s" in text
+
+
+def test_a_preview_is_a_small_jpeg(client: TestClient) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (1600, 400), "red").save(buffer, "TIFF", compression="tiff_lzw")
+    files = {"image": ("photo.tiff", buffer.getvalue(), "image/tiff")}
+    answer = client.post("/v1/preview", files=files)
+    assert answer.headers["content-type"] == "image/jpeg"
+    with Image.open(io.BytesIO(answer.content)) as image:
+        assert (image.format, image.size) == ("JPEG", (1024, 256))
+    assert client.post("/v1/preview", files={"image": b"no"}).status_code == 422
+    refused = client.post("/v1/preview", files=files, data={"beam": "3"})
+    assert (refused.status_code, "unknown field 'beam'" in refused.json()["error"]) == (422, True)
+
+
+def test_samples_have_the_captions_that_the_model_gives_them(client: TestClient, captioner: Captioner) -> None:
+    photos = client.get("/v1/samples").json()["photos"]
+    assert [photo["image"] for photo in photos] == client.get("/v1/models").json()["samples"]
+    texts = [caption.text for caption in captioner.caption([SAMPLES / photo["image"] for photo in photos])]
+    assert [photo["caption"] for photo in photos] == texts
+    assert client.get("/v1/models").json()["models"][0]["titles"] == {
+        "cells": "what the image encoder saw",
+        "objects": "objects found",
+    }

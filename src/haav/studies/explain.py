@@ -347,7 +347,7 @@ def draw(file: Path, image: Image.Image, explanation: Explanation) -> None:
     left.axis("off")
     _draw_weights(right, explanation)
     if bottom:
-        axes = bottom[0].subplots(1, HEAT_MAPS)
+        axes = bottom[0].subplots(1, max(4, len(mapped)))
         for panel in axes:
             panel.axis("off")
         for panel, word in zip(axes, mapped, strict=False):

@@ -108,7 +108,7 @@ function card(address, name, inside, press) {
   const image = make("img", { src: address, alt: "", loading: "lazy" });
   image.addEventListener("error", () => image.replaceWith(make("div", { class: "blank" }))); // until a preview is there
   const button = make("button", { type: "button", class: "card" }, image, make("div", { class: "text" }, ...inside,
-    make("p", { class: "file", dir: "auto" }, name)));
+    make("p", { class: "note", dir: "auto" }, name)));
   button.addEventListener("click", press);
   return make("li", {}, button);
 }
@@ -258,9 +258,13 @@ async function showSamples() {
   const { photos: samples } = await response.json();
   samples.sort((one, other) => other.confidence - one.confidence);
   by("colours").replaceChildren(legend({ words: [], titles: model.titles }));
-  by("samples").replaceChildren(...samples.map((sample) => card(`/samples/${sample.image}`, sureness(sample), [plainCaption(sample)], async () => {
-    take([{ blob: await (await call(`/samples/${sample.image}`)).blob(), name: sample.image }]);
-  })));
+  by("samples").replaceChildren(...samples.map((sample) => sampleCard(sample.image, sureness(sample), plainCaption(sample))));
+}
+
+function sampleCard(file, text, said) {
+  return card(`/samples/${file}`, text, [said], async () => {
+    take([{ blob: await (await call(`/samples/${file}`)).blob(), name: file }]);
+  });
 }
 
 async function begin() {
@@ -271,7 +275,7 @@ async function begin() {
     complain("");
     const known = await response.json();
     model = known.models[0];
-    by("samples").replaceChildren(...known.samples.map((file) => card(`/samples/${file}`, file, [make("p", { class: "plain-caption soft waiting" }, "…")], () => {})));
+    by("samples").replaceChildren(...known.samples.map((file) => sampleCard(file, file, make("p", { class: "plain-caption soft waiting" }, "…"))));
     restore(await storage.load());
     show();
     await showSamples();

@@ -47,7 +47,7 @@ export function controls(photo, model, onChoice, onPlay) {
 function playForm(photo, onPlay) {
   const text = (name, label, example) => make("label", {}, label, make("input", { name, type: "text", maxlength: "200", placeholder: example, autocomplete: "off" }));
   const slider = make("input", { name: "temperature", type: "range", min: "0.1", max: "1.5", step: "0.1" });
-  const temperature = make("output", {});
+  const temperature = make("span", {});
   const way = make("select", { name: "method" }, make("option", { value: "beam" }, "the likeliest (beam search)"), make("option", { value: "sample" }, "drawn by chance (sampling)"));
   const beam = make("label", {}, "Beam width", make("input", { name: "beam", type: "number", min: "1", max: "10", required: "" }));
   const heat = make("label", {}, make("span", {}, "Temperature ", temperature), slider);
