@@ -5,7 +5,7 @@
 # make docs    the documentation as a site in site/; broken links fail
 # make test    all tests but the slow ones; sets up first if needed
 # make test-all  the slow ones too
-# make browser  Debian's Chromium for the tests of the page, if it is not there
+# make browser  Debian's Chromium and Firefox for the tests of the page, if they are not there
 # make audit   known weaknesses of the packages that are installed, where their list can be reached
 # make bench   what is claimed about speed, as ratios in one run
 # make best    the shipped model from photos with captions: DATA=folder OUT=folder; run it again to go on
@@ -48,9 +48,11 @@ test-all: setup
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
-		echo "no Chromium: the tests of the page will be skipped"
+	@for browser in chromium firefox-esr; do \
+		command -v $$browser >/dev/null || { \
+			apt-get update -qq && apt-get install -y -qq --no-install-recommends $$browser >/dev/null; } || \
+			echo "no $$browser: some tests of the page will be skipped"; \
+	done
 
 audit: setup
 	$(VENV)/bin/python -m pip freeze --exclude-editable | grep -v @ > $(VENV)/audited.txt

@@ -34,11 +34,12 @@ function take(files) {
   if (!chosen.length || !model) return;
   complain("");
   start(chosen, { ...DEFAULTS, beam: model.beam, ...play });
-  storage.save(photos);
+  storage.clear();
+  photos.forEach(storage.save);
   if (photos.length === 1) open(photos[0]);
   else {
     go("#album");
-    captionAll().then(() => storage.save(photos));
+    captionAll();
   }
 }
 
@@ -77,8 +78,11 @@ function go(address) {
 }
 
 function open(photo) {
-  if (!photo.explained) Promise.all([caption(photo, true), ensurePreview(photo)]).then(() => storage.save(photos));
   go(`#photo-${photo.id}`);
+}
+
+function ensureExplained(photo) {
+  if (!photo.explained && !photo.busy && !photo.problem && !photo.slow) caption(photo, true);
 }
 
 function show() {
@@ -94,14 +98,18 @@ function show() {
     return;
   }
   if (screen?.photo !== photo) screen = photoScreen(photo);
-  if (!photo.explained && !photo.busy && !photo.problem) caption(photo, true).then(() => storage.save(photos));
+  ensureExplained(photo);
+  ensurePreview(photo);
   screen.draw();
   scrollTo({ top: 0 });
 }
 
 function changed(photo) {
+  if (!photo.busy) storage.save(photo);
   if (!by("album").hidden) drawAlbum();
-  if (screen?.photo === photo) screen.draw();
+  if (screen?.photo !== photo) return;
+  ensureExplained(photo); // an album asks for captions only
+  screen.draw();
 }
 
 function card(address, name, inside, press) {
@@ -242,7 +250,6 @@ async function saveAlbum(how) {
     if (!photo.explained) await caption(photo, true);
   }
   say("");
-  storage.save(photos);
   return download("captions.html", await toHtml(photos), "text/html");
 }
 
@@ -277,7 +284,9 @@ async function begin() {
     model = known.models[0];
     by("samples").replaceChildren(...known.samples.map((file) => sampleCard(file, file, make("p", { class: "plain-caption soft waiting" }, "…"))));
     restore(await storage.load());
+    photos.forEach(ensurePreview);
     show();
+    if (photos.length > 1) captionAll(); // those that a reload interrupted
     await showSamples();
   } catch (error) {
     complain(error instanceof Problem ? error.message : `This page failed: ${error.message}`);

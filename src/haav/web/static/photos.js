@@ -50,6 +50,8 @@ export function shown(photo) {
 
 /* A browser may be unable to show what the server can read, TIFF and HEIC for example. */
 export async function ensurePreview(photo) {
+  if (photo.previewed) return;
+  photo.previewed = true;
   const image = new Image();
   image.src = photo.address;
   try {

@@ -1,6 +1,6 @@
 /* The photos of this tab, kept for a reload. They stay in this browser and are dropped a day later. */
 
-const STORE = "tabs";
+const STORE = "photos";
 const DAY = 24 * 3600 * 1000;
 
 const tab = sessionStorage.getItem("tab") || String(Math.random());
@@ -29,11 +29,16 @@ async function inStore(mode, use) {
   }
 }
 
-/* A browser that keeps nothing, as in some private windows, loses the photos with a reload and nothing else. */
-export async function save(photos) {
-  const kept = photos.map(({ id, name, blob, settings, answer, explained, choice, before, problem }) =>
-    ({ id, name, blob, settings, answer, explained, choice, before, problem }));
-  await inStore("readwrite", (store) => store.put({ saved: Date.now(), photos: kept }, tab)).catch(() => {});
+const mine = IDBKeyRange.bound(`${tab}/`, `${tab}/\uffff`);
+
+/* Keeps a photo. A browser that keeps nothing, as in some private windows, loses it with a reload and nothing else. */
+export async function save({ id, name, blob, settings, answer, explained, choice, before, problem }) {
+  const record = { saved: Date.now(), id, name, blob, settings, answer, explained, choice, before, problem };
+  await inStore("readwrite", (store) => store.put(record, `${tab}/${id}`)).catch(() => {});
+}
+
+export async function clear() {
+  await inStore("readwrite", (store) => store.delete(mine)).catch(() => {});
 }
 
 export async function load() {
@@ -45,7 +50,8 @@ export async function load() {
         cursor.continue();
       };
     });
-    return (await inStore("readonly", (store) => store.get(tab)))?.photos || [];
+    const photos = await inStore("readonly", (store) => store.getAll(mine));
+    return photos.sort((one, other) => one.id - other.id);
   } catch {
     return [];
   }

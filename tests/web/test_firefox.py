@@ -1,0 +1,64 @@
+"""The page in Debian's Firefox: what could differ between browsers. test_page.py has the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from firefox import Firefox
+from haav.inference.captioner import Captioner
+from helpers import SAMPLES
+
+WORDS = "[...document.querySelectorAll('.word')].map((word) => word.innerText.trim()).join(' ')"
+EXPLAINED = "document.querySelectorAll('.view-card').length > 0"
+CAT = SAMPLES / "cat.jpg"
+
+
+@pytest.fixture(scope="module")
+def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
+    program = shutil.which("firefox-esr") or shutil.which("firefox")
+    if program is None:
+        pytest.skip("needs Debian's firefox-esr: make browser")
+    browser = Firefox(program, tmp_path_factory.mktemp("firefox"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(firefox: Firefox, start_server: Callable[..., str]) -> Firefox:
+    firefox.goto(start_server())
+    firefox.until("document.querySelectorAll('#samples .stack').length > 0")
+    return firefox
+
+
+def test_a_photo_its_words_and_a_switch(page: Firefox, captioner: Captioner) -> None:
+    page.type("#file", str(CAT))
+    page.until(EXPLAINED)
+    assert page.run(WORDS) == captioner.caption(CAT).text
+    page.click(".word:nth-child(2)")
+    assert page.run("document.querySelector('.word:nth-child(2)').getAttribute('aria-pressed')") == "true"
+    assert page.run("document.querySelectorAll('.heat').length") == 1
+    page.click(".switch input")
+    page.until("document.querySelectorAll('.view-card').length === 1")
+    assert page.run(WORDS) == captioner.caption(CAT, views=["objects"]).text
+    page.send("WebDriver:Refresh", {})
+    page.until("document.querySelectorAll('.view-card').length === 1")
+    assert page.run(WORDS) == captioner.caption(CAT, views=["objects"]).text, "a reload keeps it"
+    page.send("WebDriver:Back", {})
+    page.until("!document.getElementById('home').hidden")
+
+
+def test_an_album_with_a_picture_that_firefox_cannot_show(page: Firefox, tmp_path: Path) -> None:
+    with Image.open(CAT) as image:
+        image.save(tmp_path / "cat.tiff")
+    page.type("#file", f"{tmp_path / 'cat.tiff'}\n{SAMPLES / 'coffee.jpg'}")
+    page.until("document.getElementById('progress').innerText === '2 of 2 captioned'")
+    page.until("[...document.querySelectorAll('#cards img')].filter((each) => each.naturalWidth > 0).length === 2")
+    page.click("#cards li:first-child .card")
+    page.until(EXPLAINED)
+    page.until("document.querySelector('.photo img').naturalWidth > 0")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
