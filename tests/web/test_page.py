@@ -374,7 +374,7 @@ def test_what_the_browser_cannot_show_has_a_preview(page: Any, tmp_path: Path, e
         image.save(file)
     choose(page, file)
     explained(page)
-    page.wait_for_function("document.querySelector('.photo img').naturalWidth > 0")
+    page.wait_for_function("() => document.querySelector('.photo img').naturalWidth > 0")
     assert page.evaluate("document.querySelector('.photo img').naturalWidth") <= 1024
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as HTML").click()
@@ -397,7 +397,7 @@ def test_back_forward_and_reload_keep_what_was_shown(page: Any, captioner: Capti
     explained(page)
     assert words(page) == captioner.caption(CAT).text
     expect(page.locator("#result .file")).to_have_text("cat.jpg")
-    page.wait_for_function("document.querySelector('.photo img').naturalWidth > 0")
+    page.wait_for_function("() => document.querySelector('.photo img').naturalWidth > 0")
     page.get_by_role("link", name="All 2 photos").click()
     expect(page.locator("#cards .card")).to_have_count(2)
     page.get_by_role("link", name="haav").click()
@@ -500,7 +500,7 @@ def test_a_phone_has_the_caption_in_sight_and_needs_no_sideways_scrolling(page: 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     choose(page, CAT)
     explained(page)
-    page.wait_for_function("document.querySelector('.photo img').naturalWidth > 0")
+    page.wait_for_function("() => document.querySelector('.photo img').naturalWidth > 0")
     box = page.locator(".caption").bounding_box()
     assert box["y"] + box["height"] < 740, "on the first screen, under the photo"
     assert page.locator(".photo").bounding_box()["y"] < box["y"]

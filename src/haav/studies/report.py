@@ -59,7 +59,7 @@ def _grid(folder: Path, photos: Mapping[str, PhotoRef]) -> dict[str, object]:
         "title": grid.title,
         "runs": len(runs),
         "missing": len(runs) - len(outcomes),
-        "charts": [Markup(to_svg(figure, label)) for label, figure in charts.items()],
+        "charts": {label: Markup(to_svg(figure, label)) for label, figure in charts.items()},
         "table": table(grid, outcomes),
         "photos": _photos(folder, grid, photos),
     }
