@@ -385,7 +385,7 @@ def _draw_places(axes: Any, image: Image.Image, word: ExplainedWord, views: Mapp
             heat = heat_map(view, look)
             if heat is not None:
                 veil = np.zeros((*heat.shape, 4))
-                veil[..., 3] = (0.35 + 0.43 * look.weight) * (1 - heat**0.7)
+                veil[..., 3] = (0.3 + 0.35 * look.weight) * (1 - heat**0.7)
                 axes.imshow(veil, extent=(0, width, height, 0), interpolation="bilinear")
         elif view.shows == "objects":
             colour = LIGHT[view.position % len(LIGHT)]

@@ -11,11 +11,13 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 export function percent(share) {
-  return `${Math.round(100 * share)}\u00a0%`;
+  return share > 0 && share < 0.005 ? "<1\u00a0%" : `${Math.round(100 * share)}\u00a0%`;
 }
 
+/* `photo.forced`: a user chose words or views, so the confidence, which was fitted without that, says nothing */
 export function sureness(photo) {
-  return `${percent(photo.confidence)} sure${photo.unfamiliar ? "; I may not know this kind of picture" : ""}`;
+  if (photo.unfamiliar) return "Not sure: I may not know this kind of picture";
+  return photo.forced ? "No score, since you chose words or views" : `${percent(photo.confidence)} sure`;
 }
 
 /* Names, titles and colours of the views of a photo */
@@ -54,6 +56,7 @@ export function legend(photo) {
     make("li", { style: view.colour, title: view.name }, make("span", { class: "dot" }), view.title)));
 }
 
+const DWELL = 90; // milliseconds that the pointer rests on a word before it is shown, so that crossing one does nothing
 const HEAT = 64; // pixels of a heat map's side; the browser enlarges it
 
 /* The attention to the cells of a view, smoothed. What the word did not look at is darkened: the more it trusts the view,
@@ -80,7 +83,7 @@ function heatMap(view, look) {
   const canvas = make("canvas", { class: "heat", width: HEAT, height: HEAT });
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(HEAT, HEAT);
-  const dark = 255 * (0.35 + 0.43 * look.weight);
+  const dark = 255 * (0.3 + 0.35 * look.weight);
   values.forEach((value, index) => {
     pixels.data.set([8, 8, 20, dark * (1 - ((value - least) / (most - least + 1e-9)) ** 0.7)], 4 * index);
   });
@@ -116,8 +119,9 @@ function sentences(view, look, word, image) {
     parts ? make("span", { class: "crops" }, ...entry.boxes.map((box) => cropOf(image, box))) : "",
     make("span", { class: "text" }, ...marked(entry.label, word)),
     make("span", { class: "share" }, percent(entry.share)))));
-  if (parts || !best[0]?.boxes.length) return [list];
-  return [make("p", { class: "found-for" }, cropOf(image, best[0].boxes[0]), "Found for the whole photo:"), list];
+  const head = make("p", { class: "found-for" }, make("span", { class: "text" }, "Captions of photos like this"), make("span", { class: "share" }, "attention"));
+  if (!parts && best[0]?.boxes.length) head.prepend(cropOf(image, best[0].boxes[0]));
+  return best.length ? [head, list] : [];
 }
 
 function isWhole([x1, y1, x2, y2]) {
@@ -141,16 +145,18 @@ function marked(sentence, word) {
     part.toLowerCase().replace(/[.,!?]$/, "") === word ? make("mark", {}, part) : part);
 }
 
-function track(share, label) {
-  return make("span", { class: "track", "aria-hidden": "true", title: label },
-    make("span", { style: `width: ${Math.min(100, 100 * share)}%` }));
+/* A bar from 0 to 100 %, with a tick where it was before */
+function track(share, before) {
+  const bar = make("span", { class: "track", "aria-hidden": "true" }, make("span", { style: `width: ${Math.min(100, 100 * share)}%` }));
+  if (before !== undefined) bar.append(make("i", { style: `left: ${100 * before}%` }));
+  return bar;
 }
 
-function effect(word, look) {
-  const [before, after] = [word.probability, Math.max(0, word.probability - look.lost)].map(percent);
-  const likely = before === after ? "just as likely" : `${before} → ${after} likely`;
-  if (look.instead === "<eos>") return [`the caption would end here, ${likely}`];
-  if (look.instead) return [make("em", {}, look.instead), ` instead; “${word.word}” ${likely}`];
+function effect(word, after, instead) {
+  const [before, then] = [word.probability, after].map(percent);
+  const likely = before === then ? "just as likely" : `${after > word.probability ? "more likely" : "less likely"}: ${before} → ${then}`;
+  if (instead === "<eos>") return [`the caption would end here; “${word.word}” ${likely}`];
+  if (instead) return [make("em", {}, instead), ` instead; “${word.word}” ${likely}`];
   return [`same word, ${likely}`];
 }
 
@@ -163,20 +169,18 @@ function viewCard(view, word, image, only) {
     card.append(make("p", { class: "soft" }, "This photo has no such view."));
     return card;
   }
-  const needed = Math.max(0, look.lost) / Math.max(word.probability, 1e-9);
+  const after = Math.max(0, word.probability - look.lost);
   card.append(make("dl", { class: "bars" },
-    make("dt", {}, "trusted"), make("dd", {}, track(look.weight, "its weight for this word"), make("span", {}, percent(look.weight))),
-    ...(only ? [] : [make("dt", {}, "without it"), make("dd", {}, track(needed, "how much less likely the word is without the view"),
-      make("span", {}, ...effect(word, look)))])));
+    make("dt", {}, "trusted"), make("dd", {}, track(look.weight), make("span", {}, percent(look.weight))),
+    ...(only ? [] : [make("dt", {}, "without it"), make("dd", {}, track(after, word.probability),
+      make("span", {}, ...effect(word, after, look.instead)))])));
   if (view.shows === "sentences") card.append(...sentences(view, look, word.word, image));
   return card;
 }
 
 function alternatives(word, index, actions) {
-  const most = Math.max(word.probability, ...word.alternatives.map(([, share]) => share), 1e-9);
   const row = (text, share, use) => {
-    const bar = make("span", { class: "track" }, make("span", { style: `width: ${(100 * share) / most}%` }));
-    const inside = [make("span", { class: "text" }, text), bar, make("span", { class: "share" }, percent(share))];
+    const inside = [make("span", { class: "text" }, text), track(share), make("span", { class: "share" }, percent(share))];
     if (!use) return make("li", {}, make("span", { class: "alternative" }, ...inside));
     const button = make("button", { type: "button", class: "alternative", title: `Go on with “${text}”` }, ...inside);
     button.addEventListener("click", use);
@@ -184,7 +188,12 @@ function alternatives(word, index, actions) {
   };
   const list = make("ul", { class: "alternatives" }, row(word.word, word.probability),
     ...word.alternatives.map(([text, share]) => row(text, share, actions.replace && (() => actions.replace(index, text)))));
-  const section = make("section", { class: "others-here" }, make("h3", {}, "What else it could have said here"), list);
+  const section = make("section", { class: "others-here" }, make("h3", {}, "What else it could have said here"));
+  if (actions.replace) section.append(make("p", { class: "soft" }, "Choose a word, and the caption goes on from there."));
+  if (word.alternatives[0]?.[1] > word.probability) {
+    section.append(make("p", { class: "soft" }, `“${word.alternatives[0][0]}” is likelier here, but makes a whole caption that fits less well.`));
+  }
+  section.append(list);
   if (actions.ban) {
     const ban = make("button", { type: "button", class: "quiet" }, `Never say “${word.word}”`);
     ban.addEventListener("click", () => actions.ban(word.word));
@@ -202,7 +211,8 @@ function mostDisputed(words) {
 /* Lays out a photo beside its caption. `below` is an element to keep under the photo. Returns a function that draws:
 
    `draw(photo, actions)`: `actions.replace(index, text)` and `actions.ban(word)` where a server can be asked again,
-   `actions.changed`: indices of words to mark, `actions.before`: an element above the caption. */
+   `actions.changed`: indices of words to mark, `actions.before`: an element above the caption, `actions.legend`: one that
+   names the colours, instead of a plain list. */
 export function explainer(root, below = "") {
   const picture = make("img", {});
   const overlay = make("div", { class: "overlay", "aria-hidden": "true" });
@@ -212,45 +222,58 @@ export function explainer(root, below = "") {
   const before = make("div", {});
   const caption = make("p", { class: "caption", role: "group", "aria-label": "Words of the caption" });
   const sure = make("p", { class: "sure" });
+  const looked = make("p", { class: "looked" });
   const colours = make("div", {});
   const detail = make("div", { class: "detail", "aria-live": "polite" });
   const alone = make("div", {});
-  root.replaceChildren(make("div", { class: "columns" }, make("div", { class: "side" }, frame, below),
-    make("div", { class: "words" }, file, before, caption, sure, colours), make("div", { class: "why" }, detail, alone)));
+  root.replaceChildren(make("div", { class: "columns" },
+    make("div", { class: "words" }, file, before, caption, sure, colours),
+    make("div", { class: "side" }, make("div", { class: "seen" }, frame, looked), make("div", { class: "below" }, below, alone)),
+    make("div", { class: "why" }, detail)));
 
   return function draw(photo, actions = {}) {
     const views = viewsOf(photo);
     const explained = photo.words.every((word) => word.looks);
     const focused = [...caption.children].indexOf(document.activeElement);
-    let chosen = focused >= 0 ? focused : explained && photo.words.length ? mostDisputed(photo.words) : -1;
+    let timer = 0;
 
     const buttons = photo.words.map((word, index) => {
       const weights = views.map((view) => `${view.title} ${percent(weightOf(word, view.name))}`).join(", ");
-      const button = make("button", { type: "button", class: "word", "aria-pressed": "false", title: weights },
+      const button = make("button", { type: "button", class: "word", "aria-pressed": "false", title: weights, "aria-label": `${word.word}: ${weights}` },
         make("span", {}, word.word), stackedBar(word, views));
       if (actions.changed?.has(index)) button.classList.add("changed");
-      button.addEventListener("mouseenter", () => show(index));
-      for (const event of ["focus", "click"]) button.addEventListener(event, () => show((chosen = index)));
+      button.addEventListener("mouseenter", () => (timer = setTimeout(() => show(index), DWELL)));
+      button.addEventListener("mouseleave", () => clearTimeout(timer));
+      button.addEventListener("focus", () => show(index));
+      button.addEventListener("click", () => show(index));
       button.addEventListener("keydown", (event) => {
         const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (step && buttons[index + step]) buttons[index + step].focus();
+        if (event.key === "Escape") show(-1);
       });
       return button;
     });
-    caption.onmouseleave = () => show(chosen);
 
     function show(index) {
-      buttons.forEach((button, number) => button.setAttribute("aria-pressed", String(number === index)));
+      buttons.forEach((button, number) => {
+        button.setAttribute("aria-pressed", String(number === index));
+        button.tabIndex = number === Math.max(0, index) ? 0 : -1; // one stop of the tab key; arrows lead to the others
+      });
       overlay.replaceChildren();
+      looked.textContent = "";
       const word = photo.words[index];
       if (!explained || !word) {
-        detail.replaceChildren(...(photo.words.length ? [make("p", { class: "soft waiting" }, "Finding out where each word came from …")] : []));
+        const hint = explained ? "Choose a word to see where it came from." : "Finding out where each word came from …";
+        detail.replaceChildren(make("p", { class: explained ? "soft" : "soft waiting" }, photo.words.length ? hint : ""));
         return;
       }
       const used = views.filter((view) => word.looks[view.name]);
       for (const view of used.filter((each) => each.places.length)) {
         const look = word.looks[view.name];
-        if (view.shows === "cells") overlay.append(heatMap(view, look) || "");
+        if (view.shows === "cells") {
+          overlay.append(heatMap(view, look) || "");
+          looked.textContent = `Bright: where “${word.word}” looked`;
+        }
         if (view.shows === "objects") overlay.append(...objectBoxes(view, look));
       }
       detail.replaceChildren(
@@ -266,10 +289,11 @@ export function explainer(root, below = "") {
     caption.replaceChildren(...(buttons.length ? buttons : [make("span", { class: "soft" }, "(no words)")]));
     sure.textContent = sureness(photo);
     sure.classList.toggle("doubt", Boolean(photo.unfamiliar));
-    colours.replaceChildren(legend(photo));
+    const named = actions.legend || legend(photo);
+    if (colours.firstChild !== named) colours.replaceChildren(named); // a switch in it keeps the focus
     alone.replaceChildren(counterfactuals(photo, views));
     if (focused >= 0 && buttons[focused]) buttons[focused].focus({ preventScroll: true });
-    else show(chosen);
+    else show(explained && photo.words.length ? mostDisputed(photo.words) : -1);
   };
 }
 

@@ -2,7 +2,12 @@
 
 let key = sessionStorage.getItem("key") || ""; // where the server demands one
 
-export class Problem extends Error {}
+export class Problem extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status; // 0: the server did not answer
+  }
+}
 
 export function useKey(value) {
   key = value;
@@ -30,7 +35,7 @@ export async function post(path, photo, fields, signal) {
   for (let attempt = 1; ; attempt++) {
     const response = await call(path, { method: "POST", body: form, signal });
     if (response.ok) return response;
-    if (response.status !== 429 || attempt === 20) throw new Problem(await reasonOf(response));
+    if (response.status !== 429 || attempt === 20) throw new Problem(await reasonOf(response), response.status);
     await new Promise((resolve) => setTimeout(resolve, 1000 * Number(response.headers.get("Retry-After") || 1)));
   }
 }

@@ -1,13 +1,14 @@
 /* The page: its three screens (home, album, one photo), what is dropped on it, and what the address says.
 
-   #          home
-   #album     several photos
-   #photo-3   the photo with id 3 */
+   #                  home
+   #album             several photos
+   #photo-3           the photo with id 3, in this browser only
+   #sample-cat.jpg    a sample photo of the server */
 
 import { Problem, call, hasKey, useKey } from "./api.js";
-import { controls } from "./controls.js";
+import { playing, switches } from "./controls.js";
 import { explainer, legend, make, plainCaption, sureness } from "./explain.js";
-import { DEFAULTS, caption, captionAll, ensurePreview, find, photos, recaption, restore, shown, start, watch } from "./photos.js";
+import { DEFAULTS, add, caption, captionAll, clear, ensurePreview, find, photos, restore, shown, watch } from "./photos.js";
 import { download, toCsv, toHtml, toJsonl, toText } from "./save.js";
 import * as storage from "./storage.js";
 
@@ -29,22 +30,31 @@ function complain(text) {
 
 /* Photos that come in */
 
+function defaults() {
+  return { ...DEFAULTS, beam: model.beam };
+}
+
 function take(files) {
-  const chosen = files.filter(({ blob }) => blob);
-  if (!chosen.length || !model) return;
+  if (!files.length || !model) return;
   complain("");
-  start(chosen, { ...DEFAULTS, beam: model.beam, ...play });
-  storage.clear();
-  photos.forEach(storage.save);
-  if (photos.length === 1) open(photos[0]);
-  else {
-    go("#album");
-    captionAll();
-  }
+  const added = files.map((file) => add(file, { ...defaults(), ...play }));
+  added.forEach(storage.save);
+  if (added.length === 1) return open(added[0]);
+  go("#album");
+  return captionAll();
 }
 
 function takeFiles(list) {
   take([...list].map((file) => ({ blob: file, name: file.name })));
+}
+
+/* A sample has an address that others can be sent. */
+async function takeSample(name) {
+  const known = photos.find((photo) => photo.sample && photo.name === name);
+  if (known) return open(known);
+  const response = await call(`/samples/${encodeURIComponent(name)}`);
+  if (!response.ok) return gone();
+  return take([{ blob: await response.blob(), name, sample: true }]);
 }
 
 for (const id of ["file", "camera"]) {
@@ -78,30 +88,46 @@ function go(address) {
 }
 
 function open(photo) {
-  go(`#photo-${photo.id}`);
+  go(photo.sample ? `#sample-${photo.name}` : `#photo-${photo.id}`);
+}
+
+function gone() {
+  history.replaceState(null, "", "#");
+  show();
+  say("That photo was only in the browser that opened it. Choose one of yours, or one of these.", 8);
 }
 
 function ensureExplained(photo) {
-  if (!photo.explained && !photo.busy && !photo.problem && !photo.slow) caption(photo, true);
+  if (!photo.explained && !photo.busy && !photo.problem && !photo.late) caption(photo, true);
+}
+
+function photoOfAddress() {
+  const [, kind, name] = decodeURIComponent(location.hash).match(/^#(photo|sample)-(.+)$/) || [];
+  if (kind === "photo") return find(Number(name));
+  return kind && photos.find((photo) => photo.sample && photo.name === name);
 }
 
 function show() {
-  const photo = find(Number(location.hash.match(/^#photo-(\d+)$/)?.[1]));
-  const name = photo ? "result" : location.hash === "#album" && photos.length > 1 ? "album" : "home";
+  say("");
+  const photo = photoOfAddress();
+  if (!photo && /^#sample-/.test(location.hash)) return takeSample(decodeURIComponent(location.hash.slice(8)));
+  if (!photo && /^#photo-/.test(location.hash)) return gone();
+  const name = photo ? "result" : location.hash === "#album" && photos.length ? "album" : "home";
   for (const id of ["home", "album", "result"]) by(id).hidden = id !== name;
   by("another").hidden = name === "home";
+  by("to-album").hidden = name === "album" || photos.length < 2;
+  by("to-album").textContent = `All ${photos.length} photos`;
   document.title = photo ? `${photo.name} · haav` : name === "album" ? `${photos.length} photos · haav` : "haav: captions, and where each word came from";
-  say("");
   if (name === "album") drawAlbum();
-  if (!photo) {
-    screen = null;
-    return;
+  if (screen?.photo !== photo) {
+    screen = photo ? photoScreen(photo) : null;
+    scrollTo({ top: 0 });
+    by("main").focus({ preventScroll: true });
   }
-  if (screen?.photo !== photo) screen = photoScreen(photo);
+  if (!photo) return;
   ensureExplained(photo);
   ensurePreview(photo);
   screen.draw();
-  scrollTo({ top: 0 });
 }
 
 function changed(photo) {
@@ -112,11 +138,11 @@ function changed(photo) {
   screen.draw();
 }
 
-function card(address, name, inside, press) {
+function card(address, note, inside, press) {
   const image = make("img", { src: address, alt: "", loading: "lazy" });
   image.addEventListener("error", () => image.replaceWith(make("div", { class: "blank" }))); // until a preview is there
-  const button = make("button", { type: "button", class: "card" }, image, make("div", { class: "text" }, ...inside,
-    make("p", { class: "note", dir: "auto" }, name)));
+  const button = make("button", { type: "button", class: "card" }, image, make("div", { class: "text" }, inside,
+    make("p", { class: "note", dir: "auto" }, note)));
   button.addEventListener("click", press);
   return make("li", {}, button);
 }
@@ -125,9 +151,9 @@ function drawAlbum() {
   const focused = [...by("cards").children].findIndex((item) => item.contains(document.activeElement));
   by("cards").replaceChildren(...photos.map((photo) => {
     const said = shown(photo);
-    const inside = said ? [plainCaption(said), make("span", { class: "soft" }, sureness(said))]
-      : [make("p", { class: photo.problem ? "problem" : "soft waiting" }, sentence(photo.problem || "") || (photo.busy ? "Looking …" : "Waiting …"))];
-    return card(photo.address, photo.name, inside, () => open(photo));
+    const inside = said ? plainCaption(said)
+      : make("p", { class: photo.problem ? "problem" : "soft waiting" }, sentence(photo.problem || "") || (photo.busy ? "Looking …" : "Waiting …"));
+    return card(photo.address, said ? `${photo.name} · ${sureness(said)}` : photo.name, inside, () => open(photo));
   }));
   by("cards").children[focused]?.querySelector("button").focus({ preventScroll: true });
   const done = photos.filter((photo) => photo.answer).length;
@@ -139,43 +165,55 @@ function drawAlbum() {
 
 function photoScreen(photo) {
   const root = make("div", { class: "explanation" });
-  const back = photos.length > 1 ? make("a", { class: "back", href: "#album" }, `← All ${photos.length} photos`) : "";
-  const knobs = controls(photo, model, (index) => {
-    photo.choice = index;
-    photo.before = null;
+  const views = switches(photo, model);
+  const knobs = playing(photo, defaults(), (index) => {
+    Object.assign(photo, { choice: index, before: null });
     changed(photo);
   }, (settings) => (play = settings));
   const copy = make("button", { type: "button", class: "button small" }, "Copy caption");
   const keep = make("button", { type: "button", class: "button small" }, "Save as HTML");
   copy.addEventListener("click", () => copyText(shown(photo).caption));
-  keep.addEventListener("click", async () => download(`${photo.name}.html`, await toHtml([photo]), "text/html"));
-  const below = make("div", {}, make("div", { class: "tools" }, copy, keep), knobs.element);
-  by("result").replaceChildren(back, root);
-  let drawn = "";
+  keep.addEventListener("click", async () => download(`${photo.name.replace(/\.\w+$/, "")}.html`, await toHtml([photo]), "text/html"));
+  const below = make("div", {}, make("div", { class: "tools" }, copy, keep, ...neighbours(photo)), knobs.element);
+  by("result").replaceChildren(root);
+  let state = "";
   let drawCaption = null;
 
   function draw() {
     const said = shown(photo);
-    const state = said ? "caption" : photo.problem ? "problem" : "waiting";
-    if (state !== drawn) {
-      drawCaption = state === "caption" ? explainer(root, below) : null;
-      drawn = state;
-      if (state === "waiting") root.replaceChildren(waitingFor(photo));
+    const next = said ? "caption" : photo.problem ? "problem" : "waiting";
+    if (next !== state) {
+      if (next === "caption") drawCaption = explainer(root, below);
+      else root.replaceChildren(next === "waiting" ? waitingFor(photo) : failure(photo));
+      state = next;
     }
     root.setAttribute("aria-busy", String(Boolean(photo.busy)));
-    if (state === "problem") root.replaceChildren(failure(photo, knobs));
-    knobs.update();
     if (state !== "caption") return;
-    keep.disabled = !photo.explained;
+    views.update();
+    knobs.update();
+    keep.disabled = !photo.explained || photo.busy;
+    if (photo.busy && photo.explained) return; // the new caption is on its way; the one so far is shown as such
     drawCaption({ ...photo.answer, ...said, title: photo.name, image: photo.address, titles: model.titles }, {
-      replace: (index, text) => recaption(photo, { prefix: [...said.words.slice(0, index).map((word) => word.word), text].join(" ") }),
-      ban: (word) => recaption(photo, { never: [photo.settings.never, word].filter(Boolean).join(", ") }),
+      replace: (index, text) => caption(photo, true, { prefix: [...said.words.slice(0, index).map((word) => word.word), text].join(" ") }),
+      ban: (word) => caption(photo, true, { never: [photo.settings.never, word].filter(Boolean).join(", ") }),
+      legend: model.views.length > 1 ? views.element : null,
       ...comparison(photo, said),
     });
-    if (photo.slow) say(photo.slow, 8);
+    by("announcement").textContent = said.caption;
+    if (photo.late || photo.refused) say(sentence(photo.late || photo.refused), 8);
   }
 
   return { photo, draw };
+}
+
+/* Links to the photos before and after one */
+function neighbours(photo) {
+  const index = photos.indexOf(photo);
+  return [["Previous", photos[index - 1]], ["Next", photos[index + 1]]].filter(([, other]) => other).map(([text, other]) => {
+    const button = make("button", { type: "button", class: "button small" }, text);
+    button.addEventListener("click", () => open(other));
+    return button;
+  });
 }
 
 function waitingFor(photo) {
@@ -186,13 +224,12 @@ function waitingFor(photo) {
       make("div", { "aria-hidden": "true" }, make("div", { class: "skeleton" }), make("div", { class: "skeleton" }))));
 }
 
-function failure(photo, knobs) {
+function failure(photo) {
   const again = make("button", { type: "button", class: "button" }, "Try again");
   again.addEventListener("click", () => caption(photo, true));
   const other = make("label", { class: "button primary", for: "file" }, "Choose another photo");
   return make("div", { class: "failed" }, make("h1", {}, "No caption"), make("p", { class: "file", dir: "auto" }, photo.name),
-    make("p", { class: "problem", role: "alert" }, sentence(photo.problem)), make("div", { class: "tools" }, other, again),
-    photo.before ? knobs.element : "");
+    make("p", { class: "problem", role: "alert" }, sentence(photo.problem)), make("div", { class: "tools" }, other, photo.hopeless ? "" : again));
 }
 
 function sentence(text) {
@@ -240,6 +277,12 @@ async function copyText(text) {
   }
 }
 
+by("forget").addEventListener("click", () => {
+  clear();
+  storage.clear();
+  go("#");
+});
+
 async function saveAlbum(how) {
   if (how === "copy") return copyText(toText(photos));
   if (how === "csv") return download("captions.csv", toCsv(photos), "text/csv");
@@ -269,9 +312,7 @@ async function showSamples() {
 }
 
 function sampleCard(file, text, said) {
-  return card(`/samples/${file}`, text, [said], async () => {
-    take([{ blob: await (await call(`/samples/${file}`)).blob(), name: file }]);
-  });
+  return card(`/samples/${file}`, text, said, () => go(`#sample-${file}`));
 }
 
 async function begin() {

@@ -6,8 +6,11 @@ const AT_ONCE = 4; // photos of an album that are asked about at the same time; 
 
 export const DEFAULTS = { views: null, prefix: "", must: "", never: "", method: "beam", beam: 5, temperature: 0.7, n_best: 1 };
 
-/* In the order in which they were added. A photo has: id, name, blob, address, settings, answer (as the API gives it),
-   explained, choice (which of its captions is shown), before (the caption before the last change), problem, busy. */
+/* In the order in which they were added. A photo has:
+   id, name, blob, address, sample (whether it is one of the server's);
+   settings, answer (as the API gives it for them), explained, choice (which of its captions is shown);
+   before (the caption before the last change), unfamiliar (whether the picture is of a kind the model may not know);
+   problem (why it has no answer), refused (why the last change was not made), late (why it has no explanation), busy. */
 export let photos = [];
 let onChange = () => {};
 let counter = 0;
@@ -16,23 +19,28 @@ export function watch(listener) {
   onChange = listener;
 }
 
-export function start(files, settings) {
+export function add({ blob, name, sample }, settings) {
+  const photo = newPhoto({ id: ++counter, blob, name: name || "photo", sample, settings, answer: null, explained: false, choice: 0 });
+  photos.push(photo);
+  return photo;
+}
+
+export function clear() {
   for (const photo of photos) {
     photo.abort?.abort();
     URL.revokeObjectURL(photo.address);
   }
-  photos = files.map(({ blob, name }) => newPhoto(blob, name || "photo", settings));
-  return photos;
+  photos = [];
 }
 
 /* Photos as they were saved */
 export function restore(saved) {
-  photos = saved.map((photo) => ({ ...photo, ...newPhoto(photo.blob, photo.name, photo.settings), id: photo.id, answer: photo.answer }));
+  photos = saved.map(newPhoto);
   counter = Math.max(0, ...photos.map((photo) => photo.id));
 }
 
-function newPhoto(blob, name, settings) {
-  return { id: ++counter, blob, name, address: URL.createObjectURL(blob), settings, answer: null, explained: false, choice: 0 };
+function newPhoto(photo) {
+  return { ...photo, address: URL.createObjectURL(photo.blob) };
 }
 
 export function find(id) {
@@ -44,8 +52,12 @@ export function candidates(photo) {
   return photo.answer ? [photo.answer, ...(photo.answer.n_best || [])] : [];
 }
 
+/* The caption that is shown */
 export function shown(photo) {
-  return candidates(photo)[photo.choice];
+  const candidate = candidates(photo)[photo.choice];
+  if (!candidate) return candidate;
+  const { views, prefix, must, never } = photo.settings;
+  return { ...candidate, unfamiliar: photo.unfamiliar, forced: Boolean(views || prefix || must || never) };
 }
 
 /* A browser may be unable to show what the server can read, TIFF and HEIC for example. */
@@ -77,53 +89,53 @@ function fieldsOf(settings) {
   return fields;
 }
 
-/* Asks for the caption of a photo and shows it at once; with `explain`, its explanation follows. */
-export async function caption(photo, explain) {
+/* Asks for the caption of a photo and shows it at once; with `explain`, its explanation follows. `changes` of the settings
+   hold when they are answered. Until then, and if they are refused, the caption so far stays. With `compare`, it is kept
+   beside the new one. */
+export async function caption(photo, explain, changes = {}, compare = true) {
   photo.abort?.abort();
   const abort = (photo.abort = new AbortController());
-  Object.assign(photo, { busy: true, problem: "", slow: "" });
+  const settings = { ...photo.settings, ...changes };
+  const change = Object.keys(changes).length > 0;
+  const before = !compare ? null : change ? shown(photo)?.caption : photo.before;
+  if (change && settings.method === "sample") settings.seed = Math.floor(2 ** 31 * Math.random());
+  let arrived = false;
+  Object.assign(photo, { busy: true, problem: "", refused: "", late: "" });
   onChange(photo);
+  const take = (event, data) => {
+    if (event === "problem") photo.late = data.error;
+    else {
+      if (!arrived) Object.assign(photo, { settings, before, choice: change ? 0 : photo.choice });
+      arrived = true;
+      photo.unfamiliar ||= data.unfamiliar; // it is about the picture, whatever is switched off later
+      Object.assign(photo, { answer: data, explained: event === "explanation" });
+    }
+    onChange(photo);
+  };
   try {
-    const fields = { ...fieldsOf(photo.settings), ...(explain ? { format: "events" } : {}) };
+    const fields = { ...fieldsOf(settings), ...(explain ? { format: "events" } : {}) };
     const response = await post("/v1/caption", photo, fields, abort.signal);
     if (explain) {
-      for await (const [name, data] of eventsOf(response)) answer(photo, name, data);
-      if (!photo.explained && !photo.slow) throw new Problem("The server ended its answer early. Is it still running?");
-    } else answer(photo, "caption", await response.json());
+      for await (const [event, data] of eventsOf(response)) take(event, data);
+      if (!photo.explained && !photo.late) throw new Problem("The server ended its answer early. Is it still running?");
+    } else take("caption", await response.json());
   } catch (error) {
     if (error.name === "AbortError") return;
-    Object.assign(photo, { answer: null, explained: false, problem: error instanceof Problem ? error.message : "The connection to the server broke. Try again." });
+    const reason = error instanceof Problem ? error : new Problem("The connection to the server broke. Try again.");
+    if (arrived) photo.late = reason.message;
+    else if (photo.answer && change) photo.refused = reason.message;
+    else Object.assign(photo, { answer: null, explained: false, problem: reason.message, hopeless: reason.status === 422 });
   }
   photo.busy = false;
   onChange(photo);
 }
 
-function answer(photo, event, data) {
-  if (event === "problem") photo.slow = data.error;
-  else {
-    photo.answer = data;
-    photo.explained = event === "explanation";
-    photo.choice = Math.min(photo.choice, candidates(photo).length - 1);
-  }
-  onChange(photo);
-}
-
-/* Asks again with other settings. The caption so far is kept beside the new one. */
-export function recaption(photo, changes) {
-  photo.before = shown(photo)?.caption ?? photo.before;
-  const settings = { ...photo.settings, ...changes };
-  if (settings.method === "sample") settings.seed = Math.floor(2 ** 31 * Math.random());
-  Object.assign(photo, { settings, answer: null, explained: false, choice: 0 });
-  return caption(photo, true);
-}
-
-/* Captions an album, a few photos at a time */
+/* Captions those photos of an album that have no answer yet, a few at a time */
 export async function captionAll() {
-  const waiting = photos.filter((photo) => !photo.answer && !photo.problem);
-  const all = photos;
+  const waiting = photos.filter((photo) => !photo.answer && !photo.problem && !photo.busy);
   const worker = async () => {
-    for (let photo = waiting.shift(); photo && photos === all; photo = waiting.shift()) {
-      await Promise.all([caption(photo, false), ensurePreview(photo)]);
+    for (let photo = waiting.shift(); photo; photo = waiting.shift()) {
+      if (photos.includes(photo)) await Promise.all([caption(photo, false), ensurePreview(photo)]);
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));

@@ -32,13 +32,13 @@ async function inStore(mode, use) {
 const mine = IDBKeyRange.bound(`${tab}/`, `${tab}/\uffff`);
 
 /* Keeps a photo. A browser that keeps nothing, as in some private windows, loses it with a reload and nothing else. */
-export async function save({ id, name, blob, settings, answer, explained, choice, before, problem }) {
-  const record = { saved: Date.now(), id, name, blob, settings, answer, explained, choice, before, problem };
-  await inStore("readwrite", (store) => store.put(record, `${tab}/${id}`)).catch(() => {});
+export async function save({ abort, address, busy, previewed, ...photo }) {
+  const record = { ...photo, saved: Date.now() };
+  await inStore("readwrite", (store) => store.put(record, `${tab}/${photo.id}`)).catch(onlyRefusals);
 }
 
 export async function clear() {
-  await inStore("readwrite", (store) => store.delete(mine)).catch(() => {});
+  await inStore("readwrite", (store) => store.delete(mine)).catch(onlyRefusals);
 }
 
 export async function load() {
@@ -52,7 +52,12 @@ export async function load() {
     });
     const photos = await inStore("readonly", (store) => store.getAll(mine));
     return photos.sort((one, other) => one.id - other.id);
-  } catch {
+  } catch (error) {
+    onlyRefusals(error);
     return [];
   }
+}
+
+function onlyRefusals(error) {
+  if (!(error instanceof DOMException)) throw error;
 }
