@@ -3,7 +3,7 @@
     haav serve --port 8000
     python docs/draw_page.py http://127.0.0.1:8000 OUT
 
-docs/page.png is OUT/result.png, docs/words.webp is OUT/words.webp.
+docs/page.webp and docs/words.webp are OUT/page.webp and OUT/words.webp.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def main(address: str, out: Path) -> None:
         with page() as opened:
             animate(opened, out / "words.webp")
         browser.close()
-    shutil.copy(out / "desktop-light-word.png", out / "result.png")
+    with Image.open(out / "desktop-light-home.png") as home:
+        home.convert("RGB").resize((1280, 800), Image.Resampling.LANCZOS).save(out / "page.webp", quality=85, method=6)
 
 
 def screens(page: Any, out: Path, name: str) -> None:
@@ -76,14 +77,14 @@ def screens(page: Any, out: Path, name: str) -> None:
     page.wait_for_selector(".view-card")
     shot("switched")
     page.get_by_text("Play with the caption").click()
-    page.get_by_label("Captions", exact=True).fill("3")
+    page.get_by_label("How many").fill("3")
     page.get_by_role("button", name="Caption again").click()
     page.wait_for_selector(".n-best li:nth-child(3)")
     page.wait_for_selector(".view-card")
     page.wait_for_timeout(400)
     page.screenshot(path=out / f"{name}-play.png", full_page=True)
     page.set_input_files("#file", [str(SAMPLES / file) for file in ALBUM])
-    page.get_by_text("5 of 6 captioned, 1 failed").wait_for()
+    page.get_by_text("6 of 7 captioned, 1 failed").wait_for()
     shot("album")
     page.set_input_files("#file", str(SAMPLES / "SOURCES.md"))
     page.wait_for_selector("#result .problem")
