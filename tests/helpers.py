@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -152,3 +154,19 @@ def assert_identical(first: Path, second: Path) -> None:
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+def write_tar(path: Path, count: int, first: int = 0) -> Path:
+    """A WebDataset shard: photos that all differ, each with a text beside it, and one file that is no photo"""
+    with Image.open(SAMPLES / "cat.jpg") as image:
+        photo = image.convert("RGB").resize((96, 72))
+    with tarfile.open(path, "w") as tar:
+        for number in range(first, first + count):
+            turned = photo.rotate(3 * number)
+            buffer = io.BytesIO()
+            turned.save(buffer, "JPEG")
+            for name, data in ((f"{number:05d}.jpg", buffer.getvalue()), (f"{number:05d}.txt", b"a text")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path

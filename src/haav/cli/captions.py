@@ -22,6 +22,7 @@ from haav.cli.common import (
     listed,
     load_captioner,
 )
+from haav.cli.jobs import JobSettings, caption_in_parts, is_job
 from haav.errors import ConfigError, did_you_mean, printable, unknown
 
 if TYPE_CHECKING:
@@ -48,7 +49,16 @@ def caption(
     never: Annotated[str, "words that captions must not contain, comma-separated"] = "",
     prefix: Annotated[str, "words that captions begin with; the model goes on from there"] = "",
     seed: Annotated[int | None, "random seed of --decode.method sample"] = None,
-    out: Annotated[str | None, "file for the lines of JSON; an interrupted run is resumed"] = None,
+    out: Annotated[
+        str | None,
+        "file for the lines of JSON (or .parquet), or a folder/ or address for parts; resumed if interrupted",
+    ] = None,
+    out_format: Annotated[str | None, "of parts: jsonl (default), parquet or webdataset"] = None,
+    engine: Annotated[str | None, "ray: caption parts of the photos on a Ray cluster; needs --out"] = None,
+    address: Annotated[str | None, "ray: of the cluster, or auto (default: a cluster of this machine)"] = None,
+    workers: Annotated[int | None, "ray: worker processes (default: as many as fit)"] = None,
+    cores: Annotated[int, "ray: cores of each worker"] = 1,
+    part: Annotated[int, "photos of a part; a tar file or Parquet row group is one part"] = 256,
     overwrite: Annotated[bool, "replace the file --out instead of resuming it"] = False,
     no_recursive: Annotated[bool, "leave out folders inside of folders"] = False,
     quiet: Annotated[bool, "print captions and failures only: no progress, legend or summary"] = False,
@@ -75,6 +85,11 @@ def caption(
         weighing(captioner)
     note = output.note if not quiet else lambda text: None
     _note_unknown(options.never, captioner.vocabulary, note)
+    if engine is not None or out_format is not None or is_job(paths, out):
+        if explain or overwrite or no_recursive or format or json:
+            raise ConfigError("captions in parts are written to --out as they are: leave the other outputs out.")
+        settings = JobSettings(paths, out, out_format, engine, address, workers, cores, part, batch, device, precision)
+        return caption_in_parts(settings, listed(model), captioner, options, quiet)
     items = stream.find_items(paths, sys.stdin.buffer.read, not no_recursive, note)
     pages = Pages(Path(explain)) if explain else None
     made_with = MadeWith.of(listed(model), options, captioner.config, precision) if out else None

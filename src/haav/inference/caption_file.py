@@ -19,6 +19,7 @@ from haav.inference.novelty import FILE as NOVELTY
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import STANDARD_INPUT, CaptionedPhoto, whole_path
 from haav.locks import try_lock
+from haav.photos.remote import is_remote
 from haav.pretrained import CONFIG, VOCABULARY, WEIGHTS, find_model
 
 BEGINNING = b'{"image": '
@@ -109,9 +110,7 @@ class CaptionFile:
             raise DataError(f"cannot write {self.path}: {error.strerror}.") from None
 
     def _line(self, photo: CaptionedPhoto) -> bytes:
-        row = photo.to_json() | {"image": whole_path(photo.name), "made_with": self.made_with}
-        # File names need not be valid UTF-8. ASCII escapes preserve all of them.
-        return json.dumps(row).encode() + b"\n"
+        return caption_line(photo, self.made_with)
 
     def _open(self) -> FileIO:
         """The file, open for appending, and locked"""
@@ -190,6 +189,13 @@ class CaptionFile:
         if not line.endswith(b"\n"):
             raise DataError(f"{self.path} does not end as a file of captions does. Name another file with --out.")
         return row
+
+
+def caption_line(photo: CaptionedPhoto, made_with: Mapping[str, Any]) -> bytes:
+    """The line of a photo"""
+    name = photo.name if is_remote(photo.name) else whole_path(photo.name)
+    # File names need not be valid UTF-8. ASCII escapes preserve all of them.
+    return json.dumps(photo.to_json() | {"image": name, "made_with": made_with}).encode() + b"\n"
 
 
 def _fingerprint(directory: Path) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from haav.errors import DataError, HaavError, ImageError, printable
 from haav.files import read_text
 from haav.photos.formats import HEAD, TAR, FileFormat, format_of
-from haav.photos.images import read_photo, refuse_address, regular_file, unreadable
+from haav.photos.images import MAX_BYTES, read_photo, refuse_address, regular_file, unreadable
+from haav.photos.remote import is_remote, read_remote
 
 _SUFFIXES = """
     .jpg .jpeg .jpe .jfif .png .webp .avif .heic .heif .hif .bmp .gif .tif .tiff .jp2 .j2k .jpf .jpx .ppm .pgm .pbm .pnm
@@ -47,6 +48,8 @@ class PhotoRef:
     def read(self) -> bytes:
         if self.fault:
             raise ImageError(self.fault)
+        if is_remote(self.path):
+            return read_remote(self.path, self.offset, None if self.size < 0 else self.size, self.place, MAX_BYTES)
         return read_photo(self.path, self.offset, None if self.size < 0 else self.size, self.place)
 
 

@@ -1,0 +1,97 @@
+"""Captions in parts: from and to addresses, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from haav.cli.common import exit_code, fetch_weights_of
+from haav.errors import ConfigError, printable, unknown
+from haav.photos.remote import is_remote
+
+if TYPE_CHECKING:
+    from haav.inference.captioner import Captioner
+    from haav.inference.options import CaptionOptions
+
+ENGINES = ("ray",)
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Flags of a job, as typed"""
+
+    paths: Sequence[str]
+    out: str | None
+    out_format: str | None
+    engine: str | None
+    address: str | None
+    workers: int | None
+    cores: int
+    part: int
+    batch: int
+    device: str
+    precision: str | None
+
+
+def is_job(paths: Sequence[str], out: str | None) -> bool:
+    """Whether photos or captions are at addresses, or captions go to a folder or into Parquet"""
+    return any(map(is_remote, paths)) or (out is not None and (is_remote(out) or out.endswith(("/", ".parquet"))))
+
+
+def caption_in_parts(
+    settings: JobSettings, models: Sequence[str], captioner: Captioner, options: CaptionOptions, quiet: bool
+) -> int:
+    from haav.cli import output
+    from haav.inference.caption_file import MadeWith
+    from haav.jobs.caption import CaptionJob, in_process, join, run
+    from haav.jobs.model_files import ModelFiles
+    from haav.jobs.ray_engine import ray_engine
+    from haav.jobs.sinks import sinks
+    from haav.jobs.source import find_parts
+
+    if settings.out is None:
+        raise ConfigError("captions of photos at addresses, and of --engine, go to a file, folder or address: --out")
+    if settings.engine not in (None, *ENGINES):
+        raise ConfigError(unknown("engine", str(settings.engine), ENGINES))
+    for name in ("part", "cores", "workers"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {value}.")
+    joined = None if is_remote(settings.out) or settings.out.endswith("/") else Path(settings.out)
+    form = settings.out_format or ("parquet" if joined and joined.suffix == ".parquet" else "jsonl")
+    if form not in sinks:
+        raise ConfigError(unknown("output format", form, sinks))
+    if joined and form == "webdataset":
+        raise ConfigError("WebDataset stays in parts. Give a folder: --out captions/")
+    parts = find_parts(settings.paths, settings.part)
+    fetch_weights_of(captioner, options.views, quiet)
+    job = CaptionJob(
+        tuple(map(ModelFiles.of, models)),
+        captioner.config.decode,
+        options,
+        MadeWith.of(models, options, captioner.config, settings.precision),
+        f"{joined}.parts" if joined else settings.out,
+        form,
+        settings.batch,
+        settings.device,
+        settings.precision,
+    )
+    engine = ray_engine(settings.address, settings.workers, settings.cores) if settings.engine else in_process
+    with output.progress("parts", quiet) as progress:
+        summary = run(job, parts, engine, progress)
+    if joined and not summary.broken:
+        join(job, len(parts), joined)
+    failed = sum(summary.failures.values())
+    if not quiet:
+        counts = f"{summary.captions:,} captions in {len(parts) - len(summary.broken):,} parts"
+        print(f"{printable(settings.out)}: {counts}, {summary.kept:,} of them kept; {failed} failed.")
+    for kind, count in summary.failures.most_common(10):
+        print(f"  {count:,} × {printable(kind)}", file=sys.stderr)
+    for record in summary.broken[:10]:
+        print(f"  part {record.index} ({printable(record.source)}): {printable(record.error)}", file=sys.stderr)
+    if summary.broken:
+        print(f"  {len(summary.broken)} parts were not written. Run the same again to go on.", file=sys.stderr)
+    return exit_code(summary.captions, failed + len(summary.broken))
