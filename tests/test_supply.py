@@ -18,7 +18,7 @@ from PIL import Image
 from haav.weights import ARTEFACTS
 from helpers import ROOT, SAMPLES
 
-EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots", "heif")
+EXTRAS = ("train", "hub", "faiss", "hdf5", "coco", "web", "onnx", "plots", "heif", "remote", "ray")
 LARGEST = 60_000_000
 
 

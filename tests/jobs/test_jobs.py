@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import haav
 from haav.cli.main import main
 from haav.errors import DataError
-from haav.jobs import caption
+from haav.jobs import job
 from haav.jobs.source import SourcePart, find_parts
-from helpers import SAMPLES
+from haav.store import open_store
+from helpers import SAMPLES, write_tar
 
 
 def lines(*files: Path) -> list[dict[str, Any]]:
@@ -104,7 +106,7 @@ def test_parts_together_are_what_one_command_writes(tmp_path: Path, shards: list
     assert captions(*files) == expected
     assert lines(*files) == lines(tmp_path / "plain.jsonl"), "in the same order, with all fields"
     record = json.loads((tmp_path / "parts" / "part-000002.done").read_text())
-    assert (record["source"], record["photos"], record["captions"]) == (str(shards[2]), 4, 4)
+    assert (record["source"], record["photos"], record["done"]) == (str(shards[2]), 4, 4)
 
 
 def test_an_interrupted_job_repeats_only_what_was_not_committed(
@@ -118,13 +120,13 @@ def test_an_interrupted_job_repeats_only_what_was_not_committed(
     (parts / "part-000002.done").unlink()
     (parts / "part-000002.jsonl").unlink()
     done = []
-    work = caption.Worker._caption
+    work = job.Worker._work
 
     def noted(self: Any, index: int, part: SourcePart) -> Any:
         done.append(index)
         return work(self, index, part)
 
-    monkeypatch.setattr(caption.Worker, "_caption", noted)
+    monkeypatch.setattr(job.Worker, "_work", noted)
     assert main(command) == 0
     assert done == [1, 2]
     assert {file.name: file.read_bytes() for file in parts.iterdir() if file.suffix == ".jsonl"} == before
@@ -137,7 +139,7 @@ def test_another_model_other_settings_or_photos_are_refused(
     command = ["caption", "--model", str(model), "--out", f"{tmp_path}/parts/", "--quiet"]
     assert main([*command, *map(str, shards)]) == 0
     assert main([*command, *map(str, shards), "--beam", "2"]) == 1
-    assert "output of another job: other model or settings" in capsys.readouterr().err
+    assert "output of another job: other model, settings or output format" in capsys.readouterr().err
     assert main([*command, *map(str, shards[:2])]) == 1
     assert "other photos" in capsys.readouterr().err
 
@@ -169,8 +171,8 @@ def test_bad_photos_are_counted_by_kind_and_a_bad_part_is_tried_again(
 def test_a_full_disk_is_tried_again(
     tmp_path: Path, shards: list[Path], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(caption.time, "sleep", lambda seconds: None)
-    write, calls = caption.Folder.write, []
+    monkeypatch.setattr(job.time, "sleep", lambda seconds: None)
+    write, calls = job.Folder.write, []
 
     def full(self: Any, name: str, data: bytes | Path) -> None:
         calls.append(name)
@@ -180,12 +182,12 @@ def test_a_full_disk_is_tried_again(
             raise OSError(28, "No space left on device")
         write(self, name, data)
 
-    monkeypatch.setattr(caption.Folder, "write", full)
+    monkeypatch.setattr(job.Folder, "write", full)
     command = ["caption", *map(str, shards), "--model", str(model), "--out", f"{tmp_path}/parts/"]
     assert main(command) == 3
     assert calls.count("part-000000.jsonl") == 3
     assert "No space left" in capsys.readouterr().err
-    monkeypatch.setattr(caption.Folder, "write", write)
+    monkeypatch.setattr(job.Folder, "write", write)
     assert main(command) == 0
     assert len(captions(*(tmp_path / "parts").glob("*.jsonl"))) == 14
 
@@ -264,3 +266,28 @@ def test_an_address_that_leads_nowhere_is_said(model: Path, s3: str, capsys: pyt
     assert "it does not exist" in capsys.readouterr().err
     assert main(["caption", f"{s3}/*.nothing", "--model", str(model), "--out", f"{s3}/none2"]) == 1
     assert "nothing is at" in capsys.readouterr().err
+
+
+# Views
+
+
+def test_views_are_extracted_into_shards_that_training_reads(tmp_path: Path, shards: list[Path], s3: str) -> None:
+    command = ["extract", "--images", ",".join(map(str, shards)), "--views", "cells"]
+    assert main([*command, "--store", f"{tmp_path}/store"]) == 0
+    assert main([*command, "--store", f"{s3}/views"]) == 0
+    import fsspec
+
+    fsspec.filesystem("s3").get(f"{s3}/views/", f"{tmp_path}/views/", recursive=True)
+    one, other = open_store(tmp_path / "store"), open_store(tmp_path / "views")
+    ids = other.ids("cells")
+    assert sorted(ids) == sorted(one.ids("cells"))
+    assert ids == [f"{number:05d}.jpg" for number in range(14)]
+    assert other.views["cells"].fingerprint == one.views["cells"].fingerprint
+    for here, there in zip(one.get_many("cells", ids), other.get_many("cells", ids), strict=True):
+        assert torch.equal(here.tokens, there.tokens)
+
+
+def test_two_photos_of_one_name_are_refused_before_training(tmp_path: Path, shards: list[Path], s3: str) -> None:
+    write_tar(tmp_path / "again.tar", 2)
+    command = ["extract", "--images", f"{shards[0]},{tmp_path}/again.tar", "--views", "cells", "--store", f"{s3}/twice"]
+    assert main(command) == 1

@@ -75,7 +75,9 @@ def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytes
     assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
     assert page.count("mean of views") >= 4, "bar, point, table, captions"
-    assert page.count('<th scope="row">people</th>') == page.count("<figure>") > 0, "what people said stands beside"
+    assert page.count('<th scope="row">people</th>') == page.count('<figure class="result">') > 0, (
+        "what people said stands beside"
+    )
     assert "CIDEr on val by epoch" in page
     assert "https://" not in page
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 1

@@ -21,7 +21,8 @@ from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto, PhotoItem
 from haav.model.build import build_model
 from haav.photos.images import load_image
-from haav.studies.explain import ALTERNATIVES, ExplainedView, Look, Place, _without, explain, heat_map
+from haav.studies.explain import ALTERNATIVES, ExplainedView, Look, Place, _without, explain
+from haav.studies.explain_figure import heat_map
 from haav.studies.html import render_explanation
 from haav.text import BOS, SPECIAL
 from haav.types import PhotoView
@@ -70,7 +71,7 @@ def test_an_explanation_changes_nothing_and_its_shares_add_up(
 def test_places_are_cells_and_named_boxes(captioner: Captioner, seen: dict[str, list[PhotoView]]) -> None:
     cat = explain(captioner, captioned(captioner, seen))[0]
     cells, objects = cat.views["cells"], cat.views["objects"]
-    assert (cells.shows, objects.shows) == ("cells", "objects")
+    assert (cells.shows, objects.shows) == ("heat", "boxes")
     assert (cells.title, objects.title) == ("what the image encoder saw", "objects found")
     assert (cells.position, objects.position) == (0, 1)
     assert len(cells.places) == 25
@@ -137,7 +138,7 @@ def test_further_captions_are_explained_too(captioner: Captioner) -> None:
 def test_a_heat_map_is_highest_where_the_word_looked() -> None:
     boxes = [(x / 4, y / 4, (x + 1) / 4, (y + 1) / 4) for y in range(4) for x in range(4)]
     whole = Place("", (0.0, 0.0, 1.0, 1.0))
-    view = ExplainedView("", "cells", 0, (whole, *(Place("", box) for box in boxes)))
+    view = ExplainedView("", "heat", 0, (whole, *(Place("", box) for box in boxes)))
     shares = ((0, 0.5), (1 + 6, 0.4), *((1 + cell, 0.01) for cell in range(16) if cell != 6))
     heat = heat_map(view, Look(1.0, (), shares, 0.0, ""))
     assert heat is not None

@@ -53,7 +53,7 @@ def caption(
         str | None,
         "file for the lines of JSON (or .parquet), or a folder/ or address for parts; resumed if interrupted",
     ] = None,
-    out_format: Annotated[str | None, "of parts: jsonl (default), parquet or webdataset"] = None,
+    out_format: Annotated[str | None, "format of the output: jsonl (default), parquet or webdataset"] = None,
     engine: Annotated[str | None, "ray: caption parts of the photos on a Ray cluster; needs --out"] = None,
     address: Annotated[str | None, "ray: of the cluster, or auto (default: a cluster of this machine)"] = None,
     workers: Annotated[int | None, "ray: worker processes (default: as many as fit)"] = None,
@@ -72,7 +72,8 @@ def caption(
     from haav.cli import output
     from haav.inference import stream
     from haav.inference.caption_file import CaptionFile, MadeWith
-    from haav.studies.explain import Pages, weighing
+    from haav.studies.explain import weighing
+    from haav.studies.explain_pages import Pages
 
     if batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
@@ -173,7 +174,8 @@ def explain(
     """Explain each word of a caption: view weights, attention, and captions without each view."""
     from haav.cli import output
     from haav.inference import stream
-    from haav.studies.explain import Pages, weighing
+    from haav.studies.explain import weighing
+    from haav.studies.explain_pages import Pages
 
     captioner = load_captioner(model, overrides, device, precision)
     weighing(captioner)

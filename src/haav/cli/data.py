@@ -8,7 +8,9 @@ from typing import Annotated
 
 from haav import weights
 from haav.cli.common import Device, Json, Seed, check_unused, exit_code, fetch_weights, listed, print_json
+from haav.cli.jobs import JobSettings, extract_in_parts, is_job
 from haav.errors import ConfigError, DataError, printable, unknown
+from haav.photos.remote import is_remote
 from haav.provenance import MadeBy
 
 
@@ -28,6 +30,10 @@ def extract(
     device: Device = "cpu",
     workers: Annotated[int | None, "worker processes (default: one per core)"] = None,
     batch: Annotated[int, "photos per batch"] = 8,
+    engine: Annotated[str | None, "ray: extract parts of the photos into shards, on a Ray cluster"] = None,
+    address: Annotated[str | None, "ray: of the cluster, or auto (default: a cluster of this machine)"] = None,
+    cores: Annotated[int, "ray: cores of each worker"] = 1,
+    part: Annotated[int, "ray: photos of a shard; a tar file or Parquet row group is one shard"] = 256,
 ) -> int:
     """Extract views of photos into a store. Run it again to resume or to add a view."""
     from haav.cli import output
@@ -45,8 +51,12 @@ def extract(
         views, made_by = views or ",".join(config.model.views), config.made_by
         options = with_own_texts(options, home)
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
-    refs = sources.find_photos(images.split(","), output.note)
+    paths = images.split(",")
     fetch_weights(weights.find(name) for name in weights_of(chosen, options))
+    if engine is not None or is_job(paths, store if is_remote(store) else None):
+        settings = JobSettings(paths, store, None, engine, address, workers, cores, part, batch, device, precision)
+        return extract_in_parts(settings, chosen, options, made_by)
+    refs = sources.find_photos(paths, output.note)
     with output.progress("photos") as progress:
         summary = extract.extract(refs, store, chosen, options, workers, batch, progress, made_by)
     counts = f"{summary.photos:,} photos extracted, {summary.skipped:,} already stored, {len(summary.failures)} failed"

@@ -1,7 +1,8 @@
-"""Caption the parts of a job on a Ray cluster. Ray Data hands parts to workers, and again if a worker or node dies."""
+"""Work on the parts of a job on a Ray cluster. Ray Data hands parts to workers, and again if a worker or node dies."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from haav.errors import ConfigError
-from haav.jobs.caption import CaptionJob, Engine, PartRecord, Worker
+from haav.jobs.job import Engine, Job, PartRecord, Worker
 from haav.jobs.source import SourcePart
 
 PASSED_ON = ("AWS_", "FSSPEC_", "GOOGLE_", "HF_", "HAAV_")
@@ -20,7 +21,7 @@ def ray_engine(address: str | None = None, workers: int | None = None, cores: in
     """`address`: of a running cluster, or "auto"; None starts one on this machine. `workers`: default as many as fit.
     `cores`: of each worker"""
 
-    def run(job: CaptionJob, parts: Iterable[tuple[int, SourcePart]]) -> Iterator[PartRecord]:
+    def run(job: Job, parts: Iterable[tuple[int, SourcePart]]) -> Iterator[PartRecord]:
         ray = _ray()
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         started = not ray.is_initialized()
@@ -37,7 +38,7 @@ def ray_engine(address: str | None = None, workers: int | None = None, cores: in
 
 
 def _run(
-    ray: Any, job: CaptionJob, parts: list[tuple[int, SourcePart]], workers: int | None, cores: int
+    ray: Any, job: Job, parts: list[tuple[int, SourcePart]], workers: int | None, cores: int
 ) -> Iterator[PartRecord]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -61,28 +62,19 @@ def _run(
         fn_constructor_args=(job, cores),
     )
     for row in done.iter_rows():
-        yield PartRecord(**_fields(row))
+        yield PartRecord(**json.loads(row["record"]))
 
 
 class _RayWorker:
     """A worker in a process of Ray. A batch is one part."""
 
-    def __init__(self, job: CaptionJob, cores: int) -> None:
+    def __init__(self, job: Job, cores: int) -> None:
         self.worker = Worker(job, cores)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         part = SourcePart.from_json(str(batch["part"][0]))
         record = asdict(self.worker(int(batch["index"][0]), part))
-        failures = record.pop("failures")
-        return {name: [value] for name, value in record.items()} | {
-            "kinds": [list(failures)],
-            "counts": [list(failures.values())],
-        }
-
-
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
-    kinds, counts = row.pop("kinds"), row.pop("counts")
-    return {**row, "failures": dict(zip(map(str, kinds), map(int, counts), strict=True))}
+        return {"record": [json.dumps({**record, "ids": ()})]}  # ids stay in the record of the part, on disk
 
 
 def _ray() -> Any:

@@ -44,11 +44,15 @@ class SourcePart:
 
     def items(self) -> Iterator[PhotoItem]:
         """Its photos, in order. Raises DataError if the part itself cannot be read to its end."""
+        return (item for _, item in self.photos())
+
+    def photos(self) -> Iterator[tuple[str, PhotoItem]]:
+        """The same, each with its id: its name inside of the folder, tar or Parquet file"""
         if self.tar:
-            return _tar_items(self.tar)
+            return _tar_photos(self.tar)
         if self.parquet:
-            return _parquet_items(self.parquet, self.row_group)
-        return (PhotoItem(ref.place, ref.read) for ref in self.refs)
+            return _parquet_photos(self.parquet, self.row_group)
+        return ((ref.id, PhotoItem(ref.place, ref.read)) for ref in self.refs)
 
 
 def find_parts(sources: Sequence[str], size: int = PART) -> list[SourcePart]:
@@ -126,7 +130,7 @@ def _open(path: str) -> AbstractContextManager[BinaryIO]:
     return file
 
 
-def _tar_items(path: str) -> Iterator[PhotoItem]:
+def _tar_photos(path: str) -> Iterator[tuple[str, PhotoItem]]:
     """Members of a tar that are photos, read as one stream"""
     try:
         with _open(path) as opened:
@@ -136,14 +140,15 @@ def _tar_items(path: str) -> Iterator[PhotoItem]:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is None:
                     continue
-                name = f"{path}/{member.name.removeprefix('./')}"
+                photo = member.name.removeprefix("./")
+                name = f"{path}/{photo}"
                 if member.size > MAX_BYTES:
-                    yield PhotoItem(name, partial(_too_large, name, member.size))
+                    yield photo, PhotoItem(name, partial(_too_large, name, member.size))
                     continue
                 data = content.read()
                 file_format = format_of(data[:HEAD])
                 if Path(member.name).suffix.lower() in SUFFIXES or (file_format is not None and file_format.picture):
-                    yield PhotoItem(name, partial(bytes, data))
+                    yield photo, PhotoItem(name, partial(bytes, data))
             if not file.ends_as_a_tar():
                 raise EOFError("it is cut off")
     except (tarfile.TarError, OSError, EOFError) as error:
@@ -183,7 +188,7 @@ def _parquet_file(path: str) -> Any:
         raise DataError(f"{printable(path)} is not a Parquet file that can be read: {describe(error)}") from None
 
 
-def _parquet_items(path: str, group: int) -> Iterator[PhotoItem]:
+def _parquet_photos(path: str, group: int) -> Iterator[tuple[str, PhotoItem]]:
     """Rows of a row group. A column image, jpg, png, bytes or path has bytes, a path, or a struct with either."""
     file = _parquet_file(path)
     columns = file.schema_arrow.names
@@ -194,9 +199,9 @@ def _parquet_items(path: str, group: int) -> Iterator[PhotoItem]:
     row = 0
     for batch in file.iter_batches(64, row_groups=[group], columns=[name for name in (column, names) if name]):
         for fields in batch.to_pylist():
-            label = fields[names] if names else f"{group}-{row}"
+            label = str(fields[names]) if names else f"{group}-{row}"
             row += 1
-            yield _parquet_photo(f"{path}/{label}", fields[column], path)
+            yield label, _parquet_photo(f"{path}/{label}", fields[column], path)
 
 
 def _parquet_photo(name: str, value: Any, home: str) -> PhotoItem:

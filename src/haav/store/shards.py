@@ -43,20 +43,34 @@ def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int 
     count = -(-len(ids) // shard_size)
     # Shards of even size: a small last one would waste an epoch.
     cuts = [len(ids) * shard // count for shard in range(count + 1)]
-    index: dict[str, Any] = {"format": FORMAT, "views": {view: asdict(store.views[view]) for view in views}}
     parts = list(pairwise(cuts))
-    index["shards"] = [{"file": _name(shard), "ids": ids[start:end]} for shard, (start, end) in enumerate(parts)]
+    groups = [(_name(shard), ids[start:end]) for shard, (start, end) in enumerate(parts)]
+    index = index_of({view: store.views[view] for view in views}, groups)
     for shard, (start, end) in enumerate(parts):
         final = out / _name(shard)
         partial = final.with_suffix(".partial")
         with tarfile.open(partial, "w") as tar:
             for row, photo in enumerate(ids[start:end], start):
-                _add(tar, f"{row:09d}.json", json.dumps({"id": photo}).encode())
-                for view in views:
-                    _add(tar, f"{row:09d}.{view}.{SUFFIX}", pack(store.get(view, photo)))
+                add_sample(tar, f"{row:09d}", photo, {view: store.get(view, photo) for view in views})
         os.replace(partial, final)
     write_atomically(out / INDEX, lambda path: path.write_text(json.dumps(index), encoding="utf-8"))
     return count
+
+
+def index_of(views: Mapping[str, ViewManifest], shards: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """What `index.json` holds. `shards`: the file of each, and its photos"""
+    return {
+        "format": FORMAT,
+        "views": {name: asdict(manifest) for name, manifest in views.items()},
+        "shards": [{"file": file, "ids": list(ids)} for file, ids in shards],
+    }
+
+
+def add_sample(tar: tarfile.TarFile, key: str, photo: str, views: Mapping[str, PhotoView]) -> None:
+    """Add a photo to a shard. `key`: its name there, unlike that of any other sample"""
+    _add(tar, f"{key}.json", json.dumps({"id": photo}).encode())
+    for name, view in views.items():
+        _add(tar, f"{key}.{name}.{SUFFIX}", pack(view))
 
 
 class ShardStore:

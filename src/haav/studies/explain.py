@@ -6,36 +6,26 @@ without a view, and what the caption would be without a view or with that view a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from haav.data.collate import collate
 from haav.errors import ConfigError
-from haav.files import make_folder, write_atomically
 from haav.inference.captioner import Captioner
 from haav.inference.options import CaptionOptions
 from haav.inference.stream import CaptionedPhoto
 from haav.model.haav import Haav
-from haav.palette import LIGHT
-from haav.plots import check_installed, new_figure
-from haav.studies.html import render_explanation
 from haav.text import BOS, FUNCTION, SPECIAL, Vocabulary
 from haav.types import Caption, PhotoView, Word
 from haav.views import find_extractor_class, view_titles, views_that_give
 
 TOP = 64
 """tokens of a view that are listed for a word, highest attention first: all cells of a heat map"""
-HEAT_MAPS = 6
-"""words of a figure whose heat maps are drawn"""
 ALTERNATIVES = 5
 """other words that are listed for a word"""
 Box = tuple[float, float, float, float]
@@ -55,7 +45,7 @@ class Place:
 class ExplainedView:
     title: str
     """what the view is, in plain words"""
-    shows: Literal["cells", "objects", "sentences"]
+    shows: Literal["heat", "boxes", "sentences"]
     """how its tokens are drawn: a heat map, boxes with labels, or texts"""
     position: int
     """in the model's order of views, which gives its colour"""
@@ -260,10 +250,10 @@ def _emptied(view: PhotoView) -> PhotoView:
     )
 
 
-def _shows(name: str) -> Literal["cells", "objects", "sentences"]:
+def _shows(name: str) -> Literal["heat", "boxes", "sentences"]:
     if views_that_give("sentences", [name]):
         return "sentences"
-    return "objects" if views_that_give("boxes", [name]) else "cells"
+    return "boxes" if views_that_give("boxes", [name]) else "heat"
 
 
 def _places(name: str, view: PhotoView) -> tuple[Place, ...]:
@@ -298,119 +288,3 @@ def _box(sides: Sequence[float] | None) -> Box | None:
 def _top(look: Tensor) -> tuple[tuple[int, float], ...]:
     best = look.topk(min(TOP, len(look)))
     return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-
-
-class Pages:
-    """A folder of explanations, with a page, a figure and a data file for each photo."""
-
-    def __init__(self, folder: Path) -> None:
-        check_installed("explanations")
-        self.folder = make_folder(folder)
-        self.taken: set[str] = set()
-
-    def add(self, captioner: Captioner, photo: CaptionedPhoto, options: CaptionOptions | None = None) -> Path:
-        """Explain a photo that `Captioner.stream` captioned with these options. Returns the path of its page."""
-        (explanation,) = explain(captioner, [photo], options)
-        name, image, data = photo.name, photo.image, explanation.to_json()
-        assert image is not None
-        base = self._free("photo" if name == "-" else Path(name).stem[:100])
-        page = self.folder / f"{base}.html"
-        text = json.dumps({"image": name, **data}, ensure_ascii=False, indent=1)
-        write_atomically(self.folder / f"{base}.json", lambda file: file.write_text(text, encoding="utf-8"))
-        write_atomically(self.folder / f"{base}.png", lambda file: draw(file, image, explanation))
-        html = render_explanation(Path(name).name, image, data)
-        write_atomically(page, lambda file: file.write_text(html, encoding="utf-8"))
-        return page
-
-    def _free(self, stem: str) -> str:
-        """A file stem that is not in use. Photos of different folders may share a name."""
-        base, suffix = stem, 1
-        while base in self.taken:
-            suffix += 1
-            base = f"{stem}-{suffix}"
-        self.taken.add(base)
-        return base
-
-
-def draw(file: Path, image: Image.Image, explanation: Explanation) -> None:
-    """Draw a figure for a paper: the photo, the view weights of each word, and what content words looked at."""
-    said = [word for word in explanation.words if word.content] or list(explanation.words)
-    disputed = sorted(said, key=lambda word: word.disagreement, reverse=True)[:HEAT_MAPS]
-    mapped = [word for word in said if word in disputed] if _has_places(explanation) else []
-    figure = new_figure(9.5, 3.3 + (1.9 if mapped else 0))
-    top, *bottom = figure.subfigures(
-        2 if mapped else 1, 1, height_ratios=(3.3, 1.9) if mapped else None, squeeze=False
-    )[:, 0]
-    figure.suptitle(explanation.caption.text, fontsize=13, fontweight="bold")
-    left, right = top.subplots(1, 2, width_ratios=(2, 3))
-    left.imshow(image)
-    left.axis("off")
-    _draw_weights(right, explanation)
-    if bottom:
-        axes = bottom[0].subplots(1, max(4, len(mapped)))
-        for panel in axes:
-            panel.axis("off")
-        for panel, word in zip(axes, mapped, strict=False):
-            _draw_places(panel, image, word, explanation.views)
-    figure.savefig(file, format="png", dpi=150)
-
-
-def _has_places(explanation: Explanation) -> bool:
-    return any(view.shows != "sentences" and view.places for view in explanation.views.values())
-
-
-def _draw_weights(axes: Any, explanation: Explanation) -> None:
-    """A stacked bar for each word"""
-    heights = [0.0] * len(explanation.words)
-    for name, view in explanation.views.items():
-        weights = [word.looks[name].weight for word in explanation.words]
-        axes.bar(
-            range(len(weights)), weights, bottom=heights, color=LIGHT[view.position % len(LIGHT)], label=view.title
-        )
-        heights = [height + weight for height, weight in zip(heights, weights, strict=True)]
-    axes.set_xticks(range(len(heights)), [word.word for word in explanation.words], rotation=45, ha="right")
-    axes.set(ylim=(0, 1), ylabel="weight of each view")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=9)
-
-
-def _draw_places(axes: Any, image: Image.Image, word: ExplainedWord, views: Mapping[str, ExplainedView]) -> None:
-    """The photo, darker where the word did not look, with the objects that it looked at"""
-    width, height = image.size
-    axes.imshow(image)
-    axes.set_title(word.word, fontsize=11)
-    for name, view in views.items():
-        look = word.looks[name]
-        if view.shows == "cells":
-            heat = heat_map(view, look)
-            if heat is not None:
-                veil = np.zeros((*heat.shape, 4))
-                veil[..., 3] = (0.3 + 0.35 * look.weight) * (1 - heat**0.7)
-                axes.imshow(veil, extent=(0, width, height, 0), interpolation="bilinear")
-        elif view.shows == "objects":
-            colour = LIGHT[view.position % len(LIGHT)]
-            for token, _ in look.places[:2]:
-                place = view.places[token]
-                if place.box is not None:
-                    x1, y1, x2, y2 = place.box
-                    corners = ((x1, y1), (x2, y1), (x2, y2), (x1, y2), (x1, y1))
-                    axes.plot([x * width for x, _ in corners], [y * height for _, y in corners], color=colour)
-                    axes.text(x1 * width, y1 * height, place.label, color="white", backgroundcolor=colour, fontsize=6)
-    axes.set(xlim=(0, width), ylim=(height, 0))
-
-
-def heat_map(view: ExplainedView, look: Look, side: int = 64) -> np.ndarray | None:
-    """(side, side) from 0 to 1: the attention of a word to the cells of a view, smoothed as explain.js does it."""
-    cells = [(view.places[token].box, share) for token, share in look.places]
-    parts = [(box, share) for box, share in cells if box is not None and (box[2] - box[0]) * (box[3] - box[1]) < 0.9]
-    if not parts:
-        return None
-    x1, y1, x2, y2 = np.array([box for box, _ in parts]).T
-    centres = (np.arange(side) + 0.5) / side
-    across = (centres[:, None] - (x1 + x2) / 2) / (x2 - x1)  # (side, cells)
-    down = (centres[:, None] - (y1 + y2) / 2) / (y2 - y1)
-    near = np.exp(-2 * (across[None, :] ** 2 + down[:, None] ** 2))  # (rows, columns, cells)
-    values = near @ np.array([share for _, share in parts]) / (near.sum(axis=-1) + 1e-9)
-    least, most = values.min(), values.max()
-    heat: np.ndarray = (values - least) / (most - least + 1e-9)
-    return heat

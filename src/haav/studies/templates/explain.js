@@ -270,11 +270,11 @@ export function explainer(root, below = "") {
       const used = views.filter((view) => word.looks[view.name]);
       for (const view of used.filter((each) => each.places.length)) {
         const look = word.looks[view.name];
-        if (view.shows === "cells") {
+        if (view.shows === "heat") {
           overlay.append(heatMap(view, look) || "");
           looked.textContent = `Bright: where “${word.word}” looked`;
         }
-        if (view.shows === "objects") overlay.append(...objectBoxes(view, look));
+        if (view.shows === "boxes") overlay.append(...objectBoxes(view, look));
       }
       detail.replaceChildren(
         make("h2", {}, "Why “", make("strong", {}, word.word), "”?"),
