@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import haav
 from haav.cli.main import main
+from haav.data.toy import make_toy
 from haav.errors import DataError
 from haav.jobs import job
 from haav.jobs.source import SourcePart, find_parts
-from haav.store import open_store
+from haav.store import Store, open_store
+from haav.store.shards import write_shards
 from helpers import SAMPLES, write_tar
 
 
@@ -285,6 +288,30 @@ def test_views_are_extracted_into_shards_that_training_reads(tmp_path: Path, sha
     assert other.views["cells"].fingerprint == one.views["cells"].fingerprint
     for here, there in zip(one.get_many("cells", ids), other.get_many("cells", ids), strict=True):
         assert torch.equal(here.tokens, there.tokens)
+
+
+def test_training_reads_shards_at_an_address_and_keeps_few_of_them(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fsspec
+
+    monkeypatch.setenv("HAAV_CACHE", str(tmp_path / "cache"))
+    dataset, store = make_toy(tmp_path / "toy")
+    with Store(store) as opened:
+        write_shards(opened, list(opened.views), tmp_path / "shards", 40)
+    fsspec.filesystem("s3").put(f"{tmp_path}/shards/", f"{s3}/toy/", recursive=True)
+    command = ["train", "toy", "--train.epochs", "1", "--data.dataset", str(dataset), "--data.store"]
+    assert main([*command, str(tmp_path / "shards"), "--out", f"{tmp_path}/here"]) == 0
+    largest = max(file.stat().st_size for file in (tmp_path / "shards").glob("*.tar"))
+    monkeypatch.setenv("HAAV_SHARD_CACHE_GB", str(3 * largest / 1e9))
+    assert main([*command, f"{s3}/toy", "--out", f"{tmp_path}/there"]) == 0
+    here, there = (load_file(tmp_path / run / "best" / "model.safetensors") for run in ("here", "there"))
+    assert all(torch.equal(weight, there[name]) for name, weight in here.items()), "the same model, bit for bit"
+    kept = list((tmp_path / "cache" / "shards").rglob("*.tar"))
+    assert 1 <= len(kept) <= 3
+    monkeypatch.setenv("HAAV_SHARD_CACHE_GB", "much")
+    assert main([*command, f"{s3}/toy", "--out", f"{tmp_path}/third"]) == 1
+    assert "is a number of gigabytes, not 'much'" in capsys.readouterr().err
 
 
 def test_two_photos_of_one_name_are_refused_before_training(tmp_path: Path, shards: list[Path], s3: str) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 
 from haav.errors import StoreError, unknown
 from haav.files import json_of, write_atomically
+from haav.photos.remote import is_remote
 from haav.store.lmdb import Store
 from haav.store.records import ViewManifest, pack, unpack
+from haav.store.shard_cache import ShardCache
 from haav.types import PhotoView, ViewSpec
 
 SUFFIX = "haav"
@@ -81,19 +83,21 @@ class ShardStore:
     """
 
     def __init__(self, folder: str | Path, kept: int = 2 * WINDOW) -> None:
-        self.path = Path(folder)
+        """`folder`: a path, or an address whose shards are fetched when they are read"""
+        self.path = str(folder).rstrip("/")
         self.kept = kept
+        self._cache = ShardCache(self.path) if is_remote(self.path) else None
         try:
-            index = json_of((self.path / INDEX).read_text(encoding="utf-8"))
+            index = json_of(self._cache.read(INDEX) if self._cache else (Path(self.path) / INDEX).read_bytes())
             if index["format"] != FORMAT:
                 raise ValueError(f"its format is {index['format']!r}")
             self.files = [str(entry["file"]) for entry in index["shards"]]
             self.groups = [tuple(map(str, entry["ids"])) for entry in index["shards"]]
             self.views = {name: _manifest(entry) for name, entry in index["views"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{self.path / INDEX} is damaged: {error}.") from None
+            raise StoreError(f"{self.path}/{INDEX} is damaged: {error}.") from None
         if any(Path(file).name != file for file in self.files):
-            raise StoreError(f"{self.path / INDEX} names shards outside its folder.")
+            raise StoreError(f"{self.path}/{INDEX} names shards outside its folder.")
         self._shard = {photo: shard for shard, ids in enumerate(self.groups) for photo in ids}
         self._read: OrderedDict[int, dict[str, dict[str, PhotoView]]] = OrderedDict()
 
@@ -124,17 +128,25 @@ class ShardStore:
         if shard not in self._read:
             while len(self._read) >= self.kept:
                 self._read.popitem(last=False)
-            self._read[shard] = dict(read_shard(self.path / self.files[shard]))
+            self._read[shard] = self._load(self.files[shard])
         self._read.move_to_end(shard)
         views = self._read[shard].get(photo)
         if views is None:
-            raise StoreError(f"{self.path / self.files[shard]} lacks '{photo}', which {INDEX} says it has.")
+            raise StoreError(f"{self.path}/{self.files[shard]} lacks '{photo}', which {INDEX} says it has.")
         return views
+
+    def _load(self, file: str) -> dict[str, dict[str, PhotoView]]:
+        if self._cache is None:
+            return dict(read_shard(Path(self.path) / file))
+        try:
+            return dict(read_shard(self._cache.fetch(file)))
+        except StoreError:
+            return dict(read_shard(self._cache.fetch(file)))  # another process made room in between
 
 
 def open_store(path: str | Path) -> Store | ShardStore:
     """A view store, or a folder of shards."""
-    return ShardStore(path) if (Path(path) / INDEX).exists() else Store(path)
+    return ShardStore(path) if is_remote(str(path)) or (Path(path) / INDEX).exists() else Store(path)
 
 
 def _manifest(entry: Mapping[str, Any]) -> ViewManifest:

@@ -241,11 +241,12 @@ def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -
     )
 
 
-def data_of(place: Path, config: Config) -> tuple[Path, Path]:
-    """Paths of the view store that a run was trained on, and of the first of its data sets"""
+def data_of(place: Path, config: Config) -> tuple[Path, str]:
+    """The path of the first data set that a run was trained on, and that or the address of its view store"""
     if config.data.dataset == "toy":
-        return make_toy(place / "toy")
-    return Path(parse_sources(config.data.dataset)[0].path), Path(config.data.store)
+        dataset, store = make_toy(place / "toy")
+        return dataset, str(store)
+    return Path(parse_sources(config.data.dataset)[0].path), config.data.store
 
 
 def write_tables(grid: Grid, outcomes: Sequence[Outcome], folder: Path) -> None:

@@ -89,12 +89,13 @@ def prepare(
         if distributed.rank() == 0:
             make_toy(out / "toy")
         distributed.wait()
-        dataset_path, store_path = make_toy(out / "toy")
+        dataset_path, toy_store = make_toy(out / "toy")
         sources: tuple[Source, ...] = (Source(str(dataset_path)),)
+        store_path = str(toy_store)
     elif not data.dataset or not data.store:
         raise ConfigError("training needs --data.dataset (captions and splits) and --data.store (their views).")
     else:
-        sources, store_path = parse_sources(data.dataset), Path(data.store)
+        sources, store_path = parse_sources(data.dataset), data.store
     mixture = load_mixture(sources, data.label_fraction, data.label_by, config.train.seed)
     if config.train.objective == "scst":
         mixture = mixture.with_references_only()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from haav.cache import cache_home
 from haav.errors import WeightsError
 from haav.locks import try_lock
 from haav.types import Progress, quiet
@@ -40,9 +41,8 @@ def locate(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    haav_cache, xdg_cache = os.environ.get("HAAV_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(haav_cache) if haav_cache else (Path(xdg_cache) if xdg_cache else Path.home() / ".cache") / "haav"
+        return cache_home()
     except RuntimeError:
         raise WeightsError("there is no home folder to keep weights in.\n  Set HAAV_CACHE to a folder.") from None
 
