@@ -37,6 +37,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("what", choices=("kill", "speed", "memory"))
 parser.add_argument("photos")
 parser.add_argument("--count", type=int, default=2000)
+parser.add_argument("--json", help="speed: file for the measured seconds, which benchmarks.simulate reads")
 parser.add_argument("--flags", default="", help="further flags of haav caption")
 options = parser.parse_args()
 
@@ -119,16 +120,15 @@ def kill(cluster: Any) -> None:
     print(f"{len(said)} captions of {len(dict(said))} photos; {same} as one process has them")
 
 
-def seconds_of(out: str, workers: int) -> float:
-    """From the first commit to the last, so without the start: parts × seconds per part / workers"""
+def seconds_of(out: str) -> list[float]:
+    """Of each part, as its worker measured it"""
     system = fsspec.filesystem("s3")
-    records = [json.loads(system.cat(name)) for name in done(out)]
-    return sum(record["seconds"] for record in records) / workers
+    return [json.loads(system.cat(name))["seconds"] for name in sorted(done(out))]
 
 
 def speed(cluster: Any) -> None:
     count = options.count
-    rates = {}
+    rates, runs = {}, {}
     for workers in (1, 2):
         out = f"s3://photos/speed-{workers}"
         started = time.monotonic()
@@ -139,9 +139,17 @@ def speed(cluster: Any) -> None:
         wait_for_parts(out, -(-count // SHARD))
         photos = count - SHARD * begun
         rates[workers] = photos / (time.monotonic() - first)
-        start_up = first - started
-        in_parts = count / seconds_of(out, workers)
-        print(f"{workers} worker(s): {rates[workers]:.2f} photos/s after {start_up:.0f} s; in parts {in_parts:.2f}")
+        runs[workers] = {
+            "seconds": time.monotonic() - started,
+            "parts": seconds_of(out),
+            "begun": [begun, first - started],
+        }
+        in_parts = workers * count / sum(runs[workers]["parts"])
+        print(
+            f"{workers} worker(s): {rates[workers]:.2f} photos/s after {first - started:.0f} s; in parts {in_parts:.2f}"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps({"photos": SHARD, "runs": runs}))
     print(f"two workers against one: {rates[2] / rates[1]:.2f} ×")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     plain = folder / "plain.jsonl"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from haav.cli.main import parse
 from helpers import ROOT
@@ -49,3 +50,16 @@ def test_everything_that_the_dockerfile_copies_is_there_and_let_through() -> Non
     assert sorted(copied) == sorted(allowed)
     for file in copied:
         assert (ROOT / file).exists()
+
+
+def test_the_job_for_kuberay_starts_a_command_that_exists_on_the_version_that_is_tested() -> None:
+    job = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    program, *words = job["spec"]["entrypoint"].split()
+    assert program == "haav"
+    parse(words)
+    cluster = job["spec"]["rayClusterSpec"]
+    assert f"ray=={cluster['rayVersion']} " in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        [container] = group["template"]["spec"]["containers"]
+        assert container["resources"]["requests"].keys() == container["resources"]["limits"].keys() == {"cpu", "memory"}

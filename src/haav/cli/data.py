@@ -8,7 +8,7 @@ from typing import Annotated
 
 from haav import weights
 from haav.cli.common import Device, Json, Seed, check_unused, exit_code, fetch_weights, listed, print_json
-from haav.cli.jobs import JobSettings, extract_in_parts, is_job
+from haav.cli.jobs import JobSettings, extract_in_parts
 from haav.errors import ConfigError, DataError, printable, unknown
 from haav.photos.remote import is_remote
 from haav.provenance import MadeBy
@@ -53,7 +53,7 @@ def extract(
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
     paths = images.split(",")
     fetch_weights(weights.find(name) for name in weights_of(chosen, options))
-    if engine is not None or is_job(paths, store if is_remote(store) else None):
+    if engine is not None or is_remote(store):
         settings = JobSettings(paths, store, None, engine, address, workers, cores, part, batch, device, precision)
         return extract_in_parts(settings, chosen, options, made_by)
     refs = sources.find_photos(paths, output.note)

@@ -41,8 +41,8 @@ class JobSettings:
 
 
 def is_job(paths: Sequence[str], out: str | None) -> bool:
-    """Whether photos or captions are at addresses, or captions go to a folder or into Parquet"""
-    return any(map(is_remote, paths)) or (out is not None and (is_remote(out) or out.endswith(("/", ".parquet"))))
+    """Whether captions go to a folder, an address or Parquet, or to a file from photos at addresses"""
+    return out is not None and (is_remote(out) or out.endswith(("/", ".parquet")) or any(map(is_remote, paths)))
 
 
 def caption_in_parts(
@@ -55,7 +55,7 @@ def caption_in_parts(
     from haav.jobs.source import find_parts
 
     if settings.out is None:
-        raise ConfigError("captions of photos at addresses, and of --engine, go to a file, folder or address: --out")
+        raise ConfigError("captions in parts go to a file, a folder/ or an address: --out")
     _check(settings)
     joined = None if is_remote(settings.out) or settings.out.endswith("/") else Path(settings.out)
     form = settings.out_format or ("parquet" if joined and joined.suffix == ".parquet" else "jsonl")
