@@ -52,7 +52,7 @@ def serve() -> str:
         AWS_DEFAULT_REGION="us-east-1",
         AWS_ENDPOINT_URL=f"http://{host}:{port}",
     )
-    fsspec.filesystem("s3").mkdir("photos")
+    fsspec.filesystem("s3", use_listings_cache=False).mkdir("photos")
     return "s3://photos/shards"
 
 
@@ -69,7 +69,7 @@ def write_shards(folder: Path, count: int) -> None:
                 tar.addfile(info, io.BytesIO(data))
         name = f"{shard:06d}.tar"
         (folder / name).write_bytes(buffer.getvalue())
-        fsspec.filesystem("s3").pipe_file(f"photos/shards/{name}", buffer.getvalue())
+        fsspec.filesystem("s3", use_listings_cache=False).pipe_file(f"photos/shards/{name}", buffer.getvalue())
 
 
 def start(source: str, out: str, *flags: str, **keywords: Any) -> subprocess.Popen[str]:
@@ -87,8 +87,7 @@ def wait_for_parts(out: str, parts: int) -> None:
 
 
 def done(out: str) -> list[str]:
-    system = fsspec.filesystem("s3")
-    system.invalidate_cache()
+    system = fsspec.filesystem("s3", use_listings_cache=False)
     path = out.removeprefix("s3://")
     return [name for name in (system.ls(path, detail=False) if system.exists(path) else []) if name.endswith(".done")]
 
@@ -111,7 +110,7 @@ def kill(cluster: Any) -> None:
     driver.wait()
     print(f"killed the driver after {len(done(out))} parts")
     assert on_cluster(cluster, out).wait() == 0
-    system = fsspec.filesystem("s3")
+    system = fsspec.filesystem("s3", use_listings_cache=False)
     said = captions(system.cat(f"photos/captions/part-{part:06d}.jsonl") for part in range(parts))
     one = folder / "one.jsonl"
     assert start(str(folder), str(one)).wait() == 0
@@ -122,7 +121,7 @@ def kill(cluster: Any) -> None:
 
 def seconds_of(out: str) -> list[float]:
     """Of each part, as its worker measured it"""
-    system = fsspec.filesystem("s3")
+    system = fsspec.filesystem("s3", use_listings_cache=False)
     return [json.loads(system.cat(name))["seconds"] for name in sorted(done(out))]
 
 

@@ -110,6 +110,7 @@ def test_parts_together_are_what_one_command_writes(tmp_path: Path, shards: list
     assert lines(*files) == lines(tmp_path / "plain.jsonl"), "in the same order, with all fields"
     record = json.loads((tmp_path / "parts" / "part-000002.done").read_text())
     assert (record["source"], record["photos"], record["done"]) == (str(shards[2]), 4, 4)
+    assert record["seconds"] > 0
 
 
 def test_an_interrupted_job_repeats_only_what_was_not_committed(

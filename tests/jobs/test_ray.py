@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from haav.cli.main import main
+from haav.store import open_store
 from helpers import write_tar
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,12 @@ def test_killed_nodes_and_drivers_lose_nothing_and_repeat_nothing(
     assert rows_of(out) == expected, "each photo once, in the order of the source, token for token"
 
 
+def test_workers_that_fit_no_node_are_refused_at_once(cluster: Any, photos: Path, model: Path, tmp_path: Path) -> None:
+    job = start(cluster, str(photos), "--model", str(model), "--out", f"{tmp_path}/x/", "--cores", "2")
+    _, errors = job.communicate(timeout=100)
+    assert "no node has 2 cores; the largest has 1." in errors
+
+
 def test_two_nodes_share_the_work_from_a_bucket(
     cluster: Any, photos: Path, model: Path, s3: str, tmp_path: Path
 ) -> None:
@@ -112,5 +119,15 @@ def test_two_nodes_share_the_work_from_a_bucket(
         )
         == 0
     )
+    images = ",".join(f"{s3}/ray/{part:03d}.tar" for part in range(6))
+    words = ["extract", "--images", images, "--views", "cells", "--store", f"{s3}/ray-views", "--engine", "ray"]
+    done = subprocess.run(
+        [sys.executable, "-m", "haav", *words, "--address", cluster.address],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(open_store(f"{s3}/ray-views").ids("cells")) == 6 * PHOTOS
     said = [json.loads(line)["caption"] for text in texts for line in text.splitlines()]
     assert said == [row["caption"] for row in rows_of(tmp_path / "one.jsonl")]

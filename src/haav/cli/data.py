@@ -53,7 +53,7 @@ def extract(
     chosen = listed(views or "") or list(DEFAULT_VIEWS)
     paths = images.split(",")
     fetch_weights(weights.find(name) for name in weights_of(chosen, options))
-    if engine is not None or is_remote(store):
+    if engine is not None or is_remote(store) or any(map(is_remote, paths)):
         settings = JobSettings(paths, store, None, engine, address, workers, cores, part, batch, device, precision)
         return extract_in_parts(settings, chosen, options, made_by)
     refs = sources.find_photos(paths, output.note)

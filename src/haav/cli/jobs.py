@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,14 +64,14 @@ def caption_in_parts(
         raise ConfigError(unknown("output format", form, sinks))
     if joined and form == "webdataset":
         raise ConfigError("WebDataset stays in parts. Give a folder: --out captions/")
-    parts = find_parts(settings.paths, settings.part)
+    parts = find_parts(list(map(_whole, settings.paths)), settings.part)
     fetch_weights_of(captioner, options.views, quiet)
     job = CaptionJob(
         tuple(map(ShippedFiles.of_model, models)),
         captioner.config.decode,
         options,
         MadeWith.of(models, options, captioner.config, settings.precision),
-        f"{joined}.parts" if joined else settings.out,
+        _whole(f"{joined}.parts" if joined else settings.out),
         form,
         settings.batch,
         settings.device,
@@ -90,12 +91,19 @@ def extract_in_parts(
 
     _check(settings)
     assert settings.out is not None
-    parts = find_parts(settings.paths, settings.part)
-    job = job_of(views, options, made_by, settings.out, settings.batch)
+    parts = find_parts(list(map(_whole, settings.paths)), settings.part)
+    job = job_of(views, options, made_by, _whole(settings.out), settings.batch)
     summary = _run(job, parts, settings, quiet)
     if not summary.broken:
         job.write_index(len(parts))
     return _report(summary, len(parts), settings.out, "photos extracted", quiet)
+
+
+def _whole(path: str) -> str:
+    """A path that means the same in every folder; addresses as they are"""
+    if is_remote(path):
+        return path
+    return f"@{os.path.abspath(path[1:])}" if path.startswith("@") else os.path.abspath(path)
 
 
 def _check(settings: JobSettings) -> None:

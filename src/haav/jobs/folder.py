@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 from haav.errors import DataError, printable
 from haav.files import make_folder, write_atomically
@@ -31,7 +30,6 @@ class Folder:
             return {file.name for file in root.iterdir()} if root.is_dir() else set()
         system, path = filesystem(self.place)
         try:
-            system.invalidate_cache()
             return {entry.rsplit("/", 1)[-1] for entry in system.ls(path, detail=False)}
         except FileNotFoundError:
             return set()
@@ -51,9 +49,14 @@ class Folder:
     def write(self, name: str, data: bytes | Path) -> None:
         """`data`: the content, or a local file that has it"""
         if not self.remote:
-            target = Path(self.place) / name
-            copy = (lambda file: file.write_bytes(data)) if isinstance(data, bytes) else _copier(data)
-            write_atomically(target, copy)
+
+            def copy(file: Path) -> None:
+                if isinstance(data, bytes):
+                    file.write_bytes(data)
+                else:
+                    shutil.copyfile(data, file)
+
+            write_atomically(Path(self.place) / name, copy)
             return
         system, path = filesystem(self.place)
         try:
@@ -63,14 +66,3 @@ class Folder:
                 system.put_file(str(data), f"{path}/{name}")
         except Exception as error:
             raise DataError(f"{printable(self.place)}/{name} cannot be written: {describe(error)}") from None
-
-    def open(self, name: str) -> BinaryIO:
-        if not self.remote:
-            return open(Path(self.place) / name, "rb")
-        system, path = filesystem(self.place)
-        file: BinaryIO = system.open(f"{path}/{name}", "rb")
-        return file
-
-
-def _copier(source: Path):  # type: ignore[no-untyped-def]
-    return lambda file: shutil.copyfile(source, file)

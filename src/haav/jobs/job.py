@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -150,19 +150,18 @@ class Worker:
         self.job, self.folder, self.write = job, Folder(job.out), job.writer()
 
     def __call__(self, index: int, part: SourcePart) -> PartRecord:
-        started = time.monotonic()
         try:
-            record = self._work(index, part)
+            return self._work(index, part)
         except (HaavError, OSError) as error:
-            record = PartRecord(index, part.name, error=str(error))
-        return replace(record, seconds=time.monotonic() - started)
+            return PartRecord(index, part.name, error=str(error))
 
     def _work(self, index: int, part: SourcePart) -> PartRecord:
+        started = time.monotonic()
         with tempfile.NamedTemporaryFile(prefix="haav-part-") as file:
             output = self.write(part, file)  # type: ignore[arg-type]
             file.flush()
             counts = (output.photos, output.done, dict(output.failures), tuple(output.ids))
-            record = PartRecord(index, part.name, *counts)
+            record = PartRecord(index, part.name, *counts, seconds=time.monotonic() - started)
             self._commit(Path(file.name), record)
         return record
 

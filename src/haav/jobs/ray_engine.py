@@ -45,9 +45,10 @@ def _run(
     context.print_on_execution_start = False
     context.enable_operator_progress_bars = False
     gpus = 1 if job.device.startswith("cuda") else 0
-    fit = int(ray.cluster_resources().get("CPU", 1)) // cores
-    if fit < 1:
-        raise ConfigError(f"no node of the cluster has {cores} cores. Give fewer with --cores.")
+    sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    fit = sum(size // cores for size in sizes)
+    if fit < 1:  # Ray would wait for ever
+        raise ConfigError(f"no node has {cores} cores; the largest has {max(sizes)}. Give fewer with --cores.")
     count = min(workers or fit, fit, len(parts))
     # The rows are in the object store when the workers start, so that no reading task needs a core of its own.
     rows = ray.data.from_items(

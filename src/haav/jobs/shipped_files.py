@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +43,9 @@ class ShippedFiles:
         """The name of a shipped model, or the path of a copy on the machine where this is called"""
         if not self.files:
             return self.name
-        home = Path(tempfile.mkdtemp(prefix="haav-")) / self.name
+        folder = tempfile.mkdtemp(prefix="haav-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        home = Path(folder) / self.name
         for name, data in self.files.items():
             file = home / name
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,8 @@ def filesystem(address: str) -> tuple[Any, str]:
     except ImportError:
         raise ConfigError(f'reading {printable(address)} needs fsspec.\n  pip install "haav[remote]"') from None
     try:
-        system, path = fsspec.core.url_to_fs(address)
+        # Other processes write too, so what was listed before says nothing.
+        system, path = fsspec.core.url_to_fs(address, use_listings_cache=False)
     except ImportError as error:  # s3fs for s3://, gcsfs for gs:// and so on
         raise ConfigError(f"reading {printable(address)} needs another package: {error}") from None
     except ValueError as error:
