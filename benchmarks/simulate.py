@@ -42,27 +42,33 @@ class Assumed:
 
 
 def simulate(costs: Costs, assumed: Assumed, workers: int, parts: int, seed: int = 0) -> float:
-    """Seconds of a job. Each worker takes the next part when the driver has heard of its last one."""
+    """Seconds of a job. A worker takes the next part when the driver has heard of its last one."""
     draw = random.Random(seed)
     pace = [assumed.slower if draw.random() < assumed.slow else 1.0 for _ in range(workers)]
     fails = [_life(assumed, draw) for _ in range(workers)]
-    free = [(costs.start, worker) for worker in range(workers)]
-    heapq.heapify(free)
-    driver = 0.0
-    left, end = parts, costs.start
+    events = [(costs.start, "free", worker) for worker in range(workers)]
+    idle: list[int] = []
+    waiting, left, driver = parts, parts, 0.0
     while left:
-        now, worker = heapq.heappop(free)
-        finish = now + pace[worker] * draw.choice(costs.part)
-        if finish > fails[worker]:  # the part is lost, and another worker, or its replacement, repeats it
-            now = fails[worker] + assumed.replace
-            fails[worker] = now + _life(assumed, draw)
-            heapq.heappush(free, (now, worker))
-            continue
-        driver = max(driver, finish) + costs.driver
-        left -= 1
-        end = max(end, driver)
-        heapq.heappush(free, (driver, worker))
-    return end
+        now, event, worker = heapq.heappop(events)
+        if event == "free" and not waiting:
+            idle.append(worker)
+        elif event == "free":
+            waiting -= 1
+            finish = now + pace[worker] * draw.choice(costs.part)
+            lost = finish > fails[worker]
+            heapq.heappush(events, (max(now, fails[worker]) if lost else finish, "lost" if lost else "done", worker))
+        elif event == "done":
+            driver = max(driver, now) + costs.driver
+            left -= 1
+            heapq.heappush(events, (driver, "free", worker))
+        else:  # another worker, or the replacement of this one, repeats the part
+            waiting += 1
+            if idle:
+                heapq.heappush(events, (now, "free", idle.pop()))
+            fails[worker] = now + assumed.replace + _life(assumed, draw)
+            heapq.heappush(events, (now + assumed.replace, "free", worker))
+    return driver
 
 
 def _life(assumed: Assumed, draw: random.Random) -> float:
