@@ -137,6 +137,7 @@ def test_an_interrupted_job_repeats_only_what_was_not_committed(
     assert "14 captions in 3 parts, 1 of them kept; 0 failed." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_model_other_settings_or_photos_are_refused(
     tmp_path: Path, shards: list[Path], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_full_disk_is_tried_again(
     assert len(captions(*(tmp_path / "parts").glob("*.jsonl"))) == 14
 
 
+@pytest.mark.slow
 def test_parquet_and_webdataset_hold_the_same_captions(tmp_path: Path, shards: list[Path], model: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the remote extra")
     expected = plain(shards, model, tmp_path / "plain.jsonl")
@@ -242,6 +244,7 @@ def test_wrong_flags_and_missing_packages_are_explained(
 # Addresses
 
 
+@pytest.mark.slow
 def test_photos_and_captions_can_be_in_a_bucket(tmp_path: Path, shards: list[Path], model: Path, s3: str) -> None:
     import fsspec
 
@@ -275,6 +278,7 @@ def test_an_address_that_leads_nowhere_is_said(model: Path, s3: str, capsys: pyt
 # Views
 
 
+@pytest.mark.slow
 def test_views_are_extracted_into_shards_that_training_reads(tmp_path: Path, shards: list[Path], s3: str) -> None:
     command = ["extract", "--images", ",".join(map(str, shards)), "--views", "cells"]
     assert main([*command, "--store", f"{tmp_path}/store"]) == 0
@@ -291,6 +295,7 @@ def test_views_are_extracted_into_shards_that_training_reads(tmp_path: Path, sha
         assert torch.equal(here.tokens, there.tokens)
 
 
+@pytest.mark.slow
 def test_training_reads_shards_at_an_address_and_keeps_few_of_them(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,6 +320,7 @@ def test_training_reads_shards_at_an_address_and_keeps_few_of_them(
     assert "is a number of gigabytes, not 'much'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_photos_of_one_name_are_refused_before_training(tmp_path: Path, shards: list[Path], s3: str) -> None:
     write_tar(tmp_path / "again.tar", 2)
     command = ["extract", "--images", f"{shards[0]},{tmp_path}/again.tar", "--views", "cells", "--store", f"{s3}/twice"]

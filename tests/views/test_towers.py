@@ -116,6 +116,7 @@ def chosen(hidden: dict[int, Tensor]) -> Tensor:
     return torch.cat([hidden[12][:, :1], hidden[11][:, 1:]], dim=1)
 
 
+@pytest.mark.slow
 def test_clip_equals_onnxruntime_in_float(photos: PhotoBatch) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
     theirs = run_clip(runtime, float_graph(weights.locate(clip.WEIGHTS) / "clip_encoder.int8.onnx"), photos)
@@ -128,6 +129,7 @@ def test_clip_equals_onnxruntime_in_float(photos: PhotoBatch) -> None:
         assert errors(part, wanted).max() < 5e-4
 
 
+@pytest.mark.slow
 def test_the_8_bit_graph_as_it_is_differs_far_more_than_our_int8(photos: PhotoBatch) -> None:
     """Its activations have one scale per tensor, ours one per token."""
     runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")

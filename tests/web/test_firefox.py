@@ -13,6 +13,7 @@ from firefox import Firefox
 from haav.inference.captioner import Captioner
 from helpers import SAMPLES
 
+pytestmark = pytest.mark.slow
 WORDS = "[...document.querySelectorAll('.word')].map((word) => word.innerText.trim()).join(' ')"
 EXPLAINED = "document.querySelectorAll('.view-card').length > 0"
 CAT = SAMPLES / "cat.jpg"
@@ -28,9 +29,14 @@ def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
     browser.close()
 
 
+@pytest.fixture(scope="module")
+def site(start_server: Callable[..., str]) -> str:
+    return start_server()
+
+
 @pytest.fixture
-def page(firefox: Firefox, start_server: Callable[..., str]) -> Firefox:
-    firefox.goto(start_server())
+def page(firefox: Firefox, site: str) -> Firefox:
+    firefox.goto(site)
     firefox.until("document.querySelectorAll('#samples .stack').length > 0")
     return firefox
 

@@ -486,17 +486,13 @@ def test_a_download_opens_with_the_network_cut(page: Any, tmp_path: Path) -> Non
     assert page.trouble == []
 
 
-def test_the_server_going_away_is_said(browser: Any, start_server: Callable[..., str]) -> None:
-    page = browser.new_page()
-    page.goto(start_server())
-    page.wait_for_selector("#samples .stack")
+def test_the_server_going_away_is_said(page: Any) -> None:
     page.context.set_offline(True)
     choose(page, CAT)
     expect(page.locator("#result .problem")).to_contain_text("The server cannot be reached")
     page.context.set_offline(False)
     page.get_by_role("button", name="Try again").click()
     explained(page)
-    page.close()
 
 
 def test_the_page_asks_for_the_key_of_a_server_that_has_one(browser: Any, start_server: Callable[..., str]) -> None:
