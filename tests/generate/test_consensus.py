@@ -144,6 +144,7 @@ def test_labels_pass_through_a_batch_and_are_left_out_where_there_are_none() -> 
     assert collate(["1"], {"text": [PhotoView(torch.randn(1, 3))]}).views["text"].labels is None
 
 
+@pytest.mark.slow
 def test_an_export_weighs_as_its_model_does(captioner: Captioner, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the onnx extra")
     pytest.importorskip("onnx", reason="needs the onnx extra")

@@ -53,6 +53,7 @@ def test_the_grids_are_the_papers_rows() -> None:
     assert [row.paper["CIDEr"] for row in load_grid("decoders").rows] == [125.1, 125.2, 122.9, 125.5, 124.8, 127.6]
 
 
+@pytest.mark.slow
 def test_a_grid_is_trained_once_resumed_and_tabled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "grid.yaml").write_text(TINY)
     words = ["ablate", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--model.d_model", "16"]

@@ -450,6 +450,7 @@ def test_ten_kills_each_of_cross_entropy_and_self_critical_runs(tmp_path: Path, 
         _assert_survives_kills(tmp_path / str(number), kills=2, flags=flags, seed=number)
 
 
+@pytest.mark.slow
 def test_self_critical_training_starts_from_a_model_and_raises_the_reward(tmp_path: Path) -> None:
     loop.train(toy(epochs=5), tmp_path / "xe")
     flags = ("--train.objective", "scst", "--train.lr", "0.001", "--train.warmup_steps", "0")
