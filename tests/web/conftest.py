@@ -66,3 +66,18 @@ def address(start_server: Callable[..., str]) -> str:
     from haav.web.service import Limits
 
     return start_server(Limits(waiting=2, batch=1, photos=2))
+
+
+@pytest.fixture
+def explanation_gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Explanations wait until it is set. Captions do not."""
+    from haav.web import service
+
+    gate, explain = threading.Event(), service.explain
+
+    def slow(*arguments: Any) -> Any:
+        gate.wait(20)
+        return explain(*arguments)
+
+    monkeypatch.setattr(service, "explain", slow)
+    return gate

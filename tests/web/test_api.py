@@ -22,7 +22,6 @@ from helpers import SAMPLES
 pytest.importorskip("fastapi", reason="needs the web extra")
 from fastapi.testclient import TestClient
 
-from haav.web import service
 from haav.web.server import build_app, check_origins
 from haav.web.service import Limits
 
@@ -404,19 +403,12 @@ def test_events_of_a_photo_that_cannot_be_read_are_an_ordinary_refusal(client: T
 
 
 def test_an_explanation_that_comes_too_late_is_an_event_of_its_own(
-    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+    captioner: Captioner, explanation_gate: threading.Event
 ) -> None:
-    gate, explain = threading.Event(), service.explain
-
-    def slow(*arguments: Any) -> Any:
-        gate.wait(20)
-        return explain(*arguments)
-
-    monkeypatch.setattr(service, "explain", slow)
     with TestClient(build_app(captioner, Limits(seconds=2))) as client:
         send(client)  # loads the networks
         text = send(client, format="events").text
-        gate.set()
+        explanation_gate.set()
     assert [line for line in text.split("\n") if line.startswith("event")] == ["event: caption", "event: problem"]
     assert "no caption within 2 s" in text
 

@@ -123,22 +123,15 @@ def test_photos_can_be_dropped_and_pasted(page: Any, captioner: Captioner) -> No
 
 
 def test_the_caption_is_there_before_its_explanation(
-    page: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+    page: Any, captioner: Captioner, explanation_gate: threading.Event
 ) -> None:
-    gate, explain = threading.Event(), service.explain
-
-    def slow(*arguments: Any) -> Any:
-        gate.wait(20)
-        return explain(*arguments)
-
-    monkeypatch.setattr(service, "explain", slow)
     choose(page, CAT)
     page.wait_for_selector(".word")
     assert words(page) == captioner.caption(CAT).text
     assert page.locator(".view-card").count() == 0
     expect(page.locator(".waiting")).to_be_visible()
     assert page.locator(".word .stack").count() == page.locator(".word").count(), "weights are there with the caption"
-    gate.set()
+    explanation_gate.set()
     explained(page)
     assert page.trouble == []
 

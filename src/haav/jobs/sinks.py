@@ -16,6 +16,7 @@ from haav.inference.stream import CaptionedPhoto
 from haav.jobs.folder import Folder
 from haav.photos.images import load_image, to_jpeg
 from haav.registry import Registry
+from haav.store.shards import add_member
 
 
 class CaptionSink(ABC):
@@ -127,14 +128,9 @@ class WebDataset(CaptionSink):
             return
         data = photo.item.read()
         image = data if isinstance(data, bytes) and data[:2] == b"\xff\xd8" else to_jpeg(load_image(data), 1024, 95)
-        self._member(f"{key}.jpg", image)
-        self._member(f"{key}.txt", photo.caption.text.encode())
-        self._member(f"{key}.json", caption_line(photo, self.made_with))
-
-    def _member(self, name: str, data: bytes) -> None:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        self.tar.addfile(info, io.BytesIO(data))
+        add_member(self.tar, f"{key}.jpg", image)
+        add_member(self.tar, f"{key}.txt", photo.caption.text.encode())
+        add_member(self.tar, f"{key}.json", caption_line(photo, self.made_with))
 
     def close(self) -> None:
         self.tar.close()

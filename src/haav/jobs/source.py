@@ -99,7 +99,7 @@ def _files_of(source: str) -> Iterator[str | PhotoRef]:
             yield from map(str, matches)
             return
     # What a tar holds is read with the tar, as one part.
-    yield from (ref for ref in photos_of(source).photos if ref.size < 0)
+    yield from (ref for ref in photos_of(source).photos if ref.size < 0 and not ref.path.endswith(".tar"))
 
 
 def _remote_files(source: str) -> Iterator[str | PhotoRef]:

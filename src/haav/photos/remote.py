@@ -7,7 +7,7 @@ from typing import Any
 
 from haav.errors import ConfigError, ImageError, printable
 
-SCHEMES = ("s3", "gs", "hf", "http", "https", "memory")
+SCHEMES = ("s3", "gs", "hf", "http", "https")
 READ_ONLY = ("hf", "http", "https")
 _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
 

@@ -70,9 +70,9 @@ def index_of(views: Mapping[str, ViewManifest], shards: Sequence[tuple[str, Sequ
 
 def add_sample(tar: tarfile.TarFile, key: str, photo: str, views: Mapping[str, PhotoView]) -> None:
     """Add a photo to a shard. `key`: its name there, unlike that of any other sample"""
-    _add(tar, f"{key}.json", json.dumps({"id": photo}).encode())
+    add_member(tar, f"{key}.json", json.dumps({"id": photo}).encode())
     for name, view in views.items():
-        _add(tar, f"{key}.{name}.{SUFFIX}", pack(view))
+        add_member(tar, f"{key}.{name}.{SUFFIX}", pack(view))
 
 
 class ShardStore:
@@ -185,7 +185,7 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, PhotoView]]]:
         yield photo, views
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
