@@ -37,6 +37,9 @@ def site(start_server: Callable[..., str]) -> str:
 @pytest.fixture
 def page(firefox: Firefox, site: str) -> Firefox:
     firefox.goto(site)
+    firefox.run("sessionStorage.clear()")  # the photos of the test before belong to another tab
+    firefox.goto("about:blank")
+    firefox.goto(site)
     firefox.until("document.querySelectorAll('#samples .stack').length > 0")
     return firefox
 
@@ -68,3 +71,24 @@ def test_an_album_with_a_picture_that_firefox_cannot_show(page: Firefox, tmp_pat
     page.until(EXPLAINED)
     page.until("document.querySelector('.photo img').naturalWidth > 0")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_samples_play_and_a_broken_file(page: Firefox, captioner: Captioner, tmp_path: Path) -> None:
+    page.click("#samples li:first-child .card")
+    page.until(EXPLAINED)
+    assert page.run("location.hash.startsWith('#sample-')")
+    page.type("#file", str(CAT))
+    page.until("document.querySelector('#result .file')?.innerText === 'cat.jpg'")
+    page.until(EXPLAINED)
+    page.click(".play summary")
+    page.type("[name=prefix]", "w7 w9")
+    page.click(".play .primary")
+    page.until(f"{WORDS}.startsWith('w7 w9') && {EXPLAINED}")
+    assert page.run(WORDS) == captioner.caption(CAT, prefix="w7 w9").text
+    page.click(".word:nth-child(3)")
+    page.click("button.alternative")
+    page.until("document.querySelector('[name=prefix]').value.split(' ').length === 3")
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no")
+    page.type("#file", str(tmp_path / "broken.jpg"))
+    page.until("document.querySelector('#result .failed .problem')?.innerText.includes('picture')")
+    assert page.run("document.querySelectorAll('#result .word').length") == 0
