@@ -1,13 +1,18 @@
-"""The Dockerfile and the systemd unit: linted here, run nowhere."""
+"""The Dockerfile, the systemd unit and the job for KubeRay: checked here, run nowhere."""
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -52,13 +57,49 @@ def test_everything_that_the_dockerfile_copies_is_there_and_let_through() -> Non
         assert (ROOT / file).exists()
 
 
+JOB = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text(encoding="utf-8"))
+
+
+def check_job(job: Any) -> None:
+    """Raises what the two validators raise: KubeRay's fields, then each pod template as Kubernetes has it."""
+    jsonschema.validate(job, json.loads((ROOT / "tests/schemas/rayjob.json").read_text(encoding="utf-8")))
+    cluster = job["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": group["template"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_job_for_kuberay_follows_its_schema() -> None:
+    check_job(JOB)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("entryPoint", "haav"),
+        ("backoffLimit", "3"),
+        ("rayClusterSpec.workerGroupSpecs.0.minReplicas", -1),
+        ("rayClusterSpec.headGroupSpec.rayStartParams.num-cpus", 0),
+        ("rayClusterSpec.headGroupSpec.template.spec.containers.0.ressources", {}),
+        ("rayClusterSpec.workerGroupSpecs.0.template.spec.containers.0.envFrom", {"secretRef": {"name": "x"}}),
+    ],
+)
+def test_the_schema_refuses_a_job_with_a_mistake(path: str, value: object) -> None:
+    job = copy.deepcopy(JOB)
+    *way, last = path.split(".")
+    place = job["spec"]
+    for name in way:
+        place = place[int(name) if name.isdigit() else name]
+    place[last] = value
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check_job(job)
+
+
 def test_the_job_for_kuberay_starts_a_command_that_exists_on_the_version_that_is_tested() -> None:
-    job = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text(encoding="utf-8"))
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    program, *words = job["spec"]["entrypoint"].split()
+    program, *words = JOB["spec"]["entrypoint"].split()
     assert program == "haav"
     parse(words)
-    cluster = job["spec"]["rayClusterSpec"]
+    cluster = JOB["spec"]["rayClusterSpec"]
     assert f"ray=={cluster['rayVersion']} " in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         [container] = group["template"]["spec"]["containers"]
