@@ -209,3 +209,15 @@ def test_damaged_pictures_are_read_or_refused(data) -> None:
     except ImageError:
         return
     assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("size", "kept"), [((2047, 4000), (2047, 4000)), ((2048, 4000), (1024, 2000)), ((5000, 3300), (1667, 1100))]
+)
+def test_the_picture_of_a_large_file_is_reduced_by_a_whole_number(size: tuple[int, int], kept: tuple[int, int]) -> None:
+    """So that a batch of scans needs as little memory as one of photos. The mean colour stays."""
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize(size).convert("RGB").save(buffer, "PNG", compress_level=1)
+    picture = load_image(buffer.getvalue())
+    assert picture.size == kept
+    assert np.asarray(picture).mean() == pytest.approx(127.5, abs=0.5)

@@ -62,7 +62,7 @@ def caption(
     overwrite: Annotated[bool, "replace the file --out instead of resuming it"] = False,
     no_recursive: Annotated[bool, "leave out folders inside of folders"] = False,
     quiet: Annotated[bool, "print captions and failures only: no progress, legend or summary"] = False,
-    batch: Annotated[int, "photos per batch"] = 8,
+    batch: Annotated[int | None, "photos per batch (default: 8, fewer where memory is short)"] = None,
     explain: Annotated[str | None, "folder for explanations, as written by `haav explain`"] = None,
     device: Device = "cpu",
     precision: Precision = None,
@@ -74,8 +74,9 @@ def caption(
     from haav.inference.caption_file import CaptionFile, MadeWith
     from haav.studies.explain import weighing
     from haav.studies.explain_pages import Pages
+    from haav.views.batch_size import fitting_batch
 
-    if batch < 1:
+    if batch is not None and batch < 1:
         raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     form = _form(format, json, out)
     if overwrite and out is None:
@@ -97,16 +98,16 @@ def caption(
     with CaptionFile(out, made_with, overwrite) if out and made_with else nullcontext() as file:
         todo = [item for item in items if file is None or item.name not in file]
         fetch_weights_of(captioner, options.views, quiet)
-        kept, failed, waiting = len(items) - len(todo), 0, []
+        kept, failed, waiting, size = len(items) - len(todo), 0, [], batch or fitting_batch(device)
         with output.captions(len(items), kept, captioner.views, form, quiet) as show:
-            for done, photo in enumerate(captioner.stream(todo, options, batch), 1):
+            for done, photo in enumerate(captioner.stream(todo, options, size), 1):
                 if pages is not None and photo.caption is not None:
                     pages.add(captioner, photo, options)
                 failed += photo.caption is None
                 waiting.append(photo)
-                if file is not None and (done % batch == 0 or done == len(todo)):
+                if file is not None and (done % size == 0 or done == len(todo)):
                     file.add(waiting)
-                if done % batch == 0:
+                if done % size == 0:
                     waiting = []
                 show(photo)
     if file is not None and not quiet:

@@ -29,7 +29,7 @@ def extract(
     precision: Annotated[str | None, "patch views: auto, float32, bfloat16 or int8"] = None,
     device: Device = "cpu",
     workers: Annotated[int | None, "worker processes (default: one per core)"] = None,
-    batch: Annotated[int, "photos per batch"] = 8,
+    batch: Annotated[int | None, "photos per batch (default: 8, fewer where memory is short)"] = None,
     engine: Annotated[str | None, "ray: extract parts of the photos into shards, on a Ray cluster"] = None,
     address: Annotated[str | None, "ray: of the cluster, or auto (default: a cluster of this machine)"] = None,
     cores: Annotated[int, "ray: cores of each worker"] = 1,
@@ -40,6 +40,8 @@ def extract(
     from haav.photos import sources
     from haav.views import DEFAULT_VIEWS, ExtractorOptions, extract, weights_of
 
+    if batch is not None and batch < 1:
+        raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
     made_by: MadeBy = {}
     options = ExtractorOptions(device, precision, bridge, textdb, clip_source, clip_model, clip_text_model, detr_model)
     if model is not None:

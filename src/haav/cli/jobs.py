@@ -36,7 +36,7 @@ class JobSettings:
     workers: int | None
     cores: int
     part: int
-    batch: int
+    batch: int | None
     device: str
     precision: str | None
 

@@ -31,6 +31,7 @@ from haav.provenance import accepted_by_all
 from haav.text import Vocabulary
 from haav.types import Caption, EncodedViews, PhotoView, Views
 from haav.views import ExtractorOptions, check_options
+from haav.views.batch_size import fitting_batch
 from haav.views.live import ViewExtractors
 
 THUMBNAIL = 320
@@ -168,7 +169,7 @@ class Captioner:
         photos: Picture,
         options: CaptionOptions | None = None,
         *,
-        batch: int = 8,
+        batch: int | None = None,
         errors: Literal["raise", "return"] = "raise",
         **settings: OptionValue,
     ) -> Caption: ...
@@ -179,7 +180,7 @@ class Captioner:
         photos: Iterable[Picture],
         options: CaptionOptions | None = None,
         *,
-        batch: int = 8,
+        batch: int | None = None,
         errors: Literal["raise"] = "raise",
         **settings: OptionValue,
     ) -> list[Caption]: ...
@@ -190,7 +191,7 @@ class Captioner:
         photos: Iterable[Picture],
         options: CaptionOptions | None = None,
         *,
-        batch: int = 8,
+        batch: int | None = None,
         errors: Literal["return"],
         **settings: OptionValue,
     ) -> list[Caption | ImageError]: ...
@@ -200,7 +201,7 @@ class Captioner:
         photos: Picture | Iterable[Picture],
         options: CaptionOptions | None = None,
         *,
-        batch: int = 8,
+        batch: int | None = None,
         errors: Literal["raise", "return"] = "raise",
         **settings: OptionValue,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
@@ -225,17 +226,19 @@ class Captioner:
         return results[0] if single else results  # type: ignore[return-value]
 
     def stream(
-        self, items: Iterable[PhotoItem], options: CaptionOptions | None = None, batch: int = 8
+        self, items: Iterable[PhotoItem], options: CaptionOptions | None = None, batch: int | None = None
     ) -> Iterator[CaptionedPhoto]:
         """Caption a stream of photos, in order. Each photo is read, extracted and captioned once.
 
-        Batches run in parallel if the model is on the CPU. The result of a photo that cannot be read has an error.
+        Batches run in parallel if the model is on the CPU. By default they have 8 photos, or fewer where memory is
+        short. The result of a photo that cannot be read has an error.
         """
         resolved = options or CaptionOptions()
-        if batch < 1:
+        if batch is not None and batch < 1:
             raise ConfigError(f"a batch has at least 1 photo, not {batch}.")
+        size = batch or fitting_batch(str(self.device))
         waiting = iter(items)
-        batches = iter(lambda: list(islice(waiting, batch)), [])
+        batches = iter(lambda: list(islice(waiting, size)), [])
 
         def work(part: list[PhotoItem], seed: int | None) -> list[CaptionedPhoto]:
             read = [_read(item) for item in part]

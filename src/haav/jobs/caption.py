@@ -26,7 +26,7 @@ class CaptionJob(Job):
     made_with: MadeWith
     out: str
     format: str = "jsonl"
-    batch: int = 8
+    batch: int | None = None
     device: str = "cpu"
     precision: str | None = None
 

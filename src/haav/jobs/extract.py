@@ -23,6 +23,7 @@ from haav.store import ViewManifest
 from haav.store.shards import INDEX, add_sample, index_of
 from haav.types import PhotoView
 from haav.views import Extractor, ExtractorOptions, PhotoBatch, build_extractor
+from haav.views.batch_size import fitting_batch
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ExtractJob(Job):
     made_by: MadeBy
     """the extractors that the model accepts, if there is one"""
     out: str
-    batch: int = 8
+    batch: int | None = None
     ending: str = "tar"
 
     @property
@@ -66,8 +67,8 @@ class ExtractJob(Job):
     def _extracted(
         self, part: SourcePart, extractors: dict[str, Extractor], output: Output
     ) -> Iterator[tuple[str, dict[str, PhotoView]]]:
-        waiting = part.photos()
-        while batch := list(islice(waiting, self.batch)):
+        waiting, size = part.photos(), self.batch or fitting_batch(self.device)
+        while batch := list(islice(waiting, size)):
             images = {}
             for photo, item in batch:
                 try:
@@ -125,7 +126,9 @@ def manifests_of(views: Sequence[str], options: ExtractorOptions) -> dict[str, V
     return manifests
 
 
-def job_of(views: Sequence[str], options: ExtractorOptions, made_by: MadeBy, out: str, batch: int) -> ExtractJob:
+def job_of(
+    views: Sequence[str], options: ExtractorOptions, made_by: MadeBy, out: str, batch: int | None = None
+) -> ExtractJob:
     """`options`: as `haav extract` has them, with paths on this machine"""
     texts = {
         name: ShippedFiles.of(str(path))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
+ENOUGH = 1024
+"""pixels of the shorter side that are kept at least; no network sees as many"""
 FORMATS = "JPEG, PNG, WebP, HEIC, AVIF, TIFF, JPEG 2000, GIF, BMP and PPM"
 
 # Pillow warns about conditions that are checked or repaired here. The filter is global because
@@ -51,7 +53,7 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
     """An upright RGB image.
 
     EXIF rotation is applied. Of an animation the first frame is read. Transparency is put on white. 16 bits are scaled
-    to 8. `most` is the largest number of pixels allowed.
+    to 8. The picture of a large file is reduced by a whole number. `most` is the largest number of pixels allowed.
     """
     if _is_tensor(picture):
         return _from_array(_channels_last(picture.detach().cpu().numpy()), "the tensor")
@@ -68,8 +70,9 @@ def load_image(picture: Picture, most: int = MAX_PIXELS) -> Image.Image:
         width, height = image.size
         if width * height > most:
             raise ImageError(f"{name} has {width} × {height} pixels; at most {most:,} are read.")
-        image.draft("RGB", (1024, 1024))  # a large JPEG is decoded at a fraction of its size
-        return _to_rgb(image, name)
+        image.draft("RGB", (ENOUGH, ENOUGH))  # a large JPEG is decoded at a fraction of its size
+        upright = _to_rgb(image, name)
+    return upright.reduce(min(upright.size) // ENOUGH) if min(upright.size) >= 2 * ENOUGH else upright
 
 
 @contextmanager

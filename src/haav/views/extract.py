@@ -27,6 +27,7 @@ from haav.provenance import MadeBy, check_made_by
 from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, quiet
 from haav.views import Extractor, ExtractorOptions, PhotoBatch, build_extractor
+from haav.views.batch_size import fitting_batch
 
 FAILURES = "failures.jsonl"
 
@@ -53,7 +54,7 @@ def extract(
     views: Sequence[str],
     options: ExtractorOptions | None = None,
     workers: int | None = None,
-    batch: int = 8,
+    batch: int | None = None,
     progress: Progress = quiet,
     made_by: MadeBy | None = None,
 ) -> Summary:
@@ -80,7 +81,8 @@ def extract(
         if any(ref.id in photos for photos in missing.values())
     ]
     summary = Summary(skipped=len(refs) - len(jobs))
-    batches = [jobs[start : start + batch] for start in range(0, len(jobs), batch)]
+    size = batch or fitting_batch(options.device)
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     count = min(workers or os.cpu_count() or 1, len(batches))
     progress(0, len(jobs))
     results = (
