@@ -8,6 +8,7 @@
 # make browser  Debian's Chromium and Firefox for the tests of the page, if they are not there
 # make audit   known weaknesses of the packages that are installed, where their list can be reached
 # make bench   what is claimed about speed, as ratios in one run
+# make bench-compare A=COMMIT B=COMMIT  what got slower from A to B, beyond noise
 # make best    the shipped model from photos with captions: DATA=folder OUT=folder; run it again to go on
 
 PYTHON ?= python3
@@ -15,8 +16,10 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 DATA ?= ../shared/data
 OUT ?= runs/best
+A ?= HEAD~1
+B ?= HEAD
 
-.PHONY: help setup caption lint docs test test-all browser audit bench best
+.PHONY: help setup caption lint docs test test-all browser audit bench bench-compare best
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +63,9 @@ audit: setup
 
 bench: setup
 	$(VENV)/bin/python -m benchmarks
+
+bench-compare: setup
+	$(VENV)/bin/python -m benchmarks.compare $(A) $(B)
 
 best: setup
 	HAAV=$(CURDIR)/$(VENV)/bin/haav docs/experiments/best.sh $(DATA) $(OUT)
