@@ -61,6 +61,17 @@ def test_a_tar_is_a_part_and_loose_photos_are_put_together(tmp_path: Path, shard
     assert [part.tar for part in pattern] == [str(shard) for shard in shards]
 
 
+def test_listing_parts_opens_no_tar_and_knows_one_without_its_ending(
+    shards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards[1].rename(shards[1].with_name("photos"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, "open", lambda *arguments, **settings: pytest.fail("it reads all of the tar"))
+        parts = find_parts([str(shards[0].parent)])
+    assert [Path(part.tar).name for part in parts] == [shards[0].name, shards[2].name, "photos"]
+    assert len(names(parts[2])) == 5
+
+
 def test_a_part_survives_json(shards: list[Path]) -> None:
     for part in (*find_parts([str(shards[0])]), *find_parts([str(SAMPLES)])):
         assert SourcePart.from_json(part.to_json()) == part

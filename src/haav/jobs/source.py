@@ -66,11 +66,11 @@ def find_parts(sources: Sequence[str], size: int = PART) -> list[SourcePart]:
         for file in _files_of(source):
             if isinstance(file, PhotoRef):
                 loose.append(file)
-            elif file.endswith(".tar"):
-                parts.append(SourcePart(file, tar=file))
-            else:
+            elif _is_table(Path(file)):
                 groups = _parquet_file(file).num_row_groups
                 parts += [SourcePart(f"{file}#{group}", parquet=file, row_group=group) for group in range(groups)]
+            else:
+                parts.append(SourcePart(file, tar=file))
     for start in range(0, len(loose), size):
         refs = tuple(loose[start : start + size])
         parts.append(SourcePart(f"{refs[0].place} and {len(refs) - 1} more", refs=refs))
@@ -88,18 +88,20 @@ def _files_of(source: str) -> Iterator[str | PhotoRef]:
         yield from _remote_files(source)
         return
     path = Path(source)
-    if path.suffix.lower() in (".tar", ".parquet") and path.is_file():
-        yield str(path)
-        return
     if path.is_dir():
-        yield from (str(file) for file in sorted(path.rglob("*.tar")) + sorted(path.rglob("*.parquet")))
+        tables = sorted(path.rglob("*.parquet"))
     elif any(wildcard in source for wildcard in "*?[") and not path.exists():
-        matches = sorted(path.parent.glob(path.name))
-        if matches and all(match.suffix.lower() in (".tar", ".parquet") for match in matches):
-            yield from map(str, matches)
-            return
-    # What a tar holds is read with the tar, as one part.
-    yield from (ref for ref in photos_of(source).photos if ref.size < 0 and not ref.path.endswith(".tar"))
+        tables = sorted(match for match in path.parent.glob(path.name) if _is_table(match))
+    else:
+        tables = [path] if _is_table(path) else []
+    search = photos_of(source, open_tars=False)
+    yield from sorted(search.tars or ())
+    yield from map(str, tables)
+    yield from (ref for ref in search.photos if not _is_table(Path(ref.path)))
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
 
 
 def _remote_files(source: str) -> Iterator[str | PhotoRef]:

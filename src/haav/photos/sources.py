@@ -61,6 +61,8 @@ class Search:
     """also what cannot be read, with its `fault`"""
     others: Counter[str] = field(default_factory=Counter)
     """files that are not photos, counted by their endings"""
+    tars: list[str] | None = None
+    """tar files, if they are only listed and not opened"""
     linked_folders: list[str] = field(default_factory=list)
     """links to folders, which are not followed: they may lead in circles"""
 
@@ -82,12 +84,12 @@ def _plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def photos_of(source: str, recursive: bool = True) -> Search:
+def photos_of(source: str, recursive: bool = True, open_tars: bool = True) -> Search:
     """Photos of a folder (and of the tar files in it), a tar file, a list of paths (.txt or @FILE), a picture, or a
     pattern. Never raises: what cannot be read is a photo with a fault. Without `recursive`, folders inside of folders
-    are left out.
+    are left out. Without `open_tars`, tar files are listed in `tars`.
     """
-    search = Search()
+    search = Search(tars=None if open_tars else [])
     try:
         _add_source(source, search, recursive)
     except HaavError as error:
@@ -245,6 +247,9 @@ def _ending(path: Path) -> str:
 
 def _add_tar(path: Path, search: Search) -> None:
     """Members by offset, so that workers read them without unpacking or scanning the tar again."""
+    if search.tars is not None:
+        search.tars.append(str(path))
+        return
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
