@@ -40,7 +40,7 @@ RATE, WARMUP = 1e-3, 60
 
 def signal(recipe: str = "toy", settings: Mapping[str, str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"what": "words that change when photos are exchanged; encoder's gradient / decoder's"}
-    for aggregator in ("hierarchical", "mean", "joint"):
+    for aggregator in ("hierarchical", "hierarchical_from_mean", "mean", "joint"):
         with tempfile.TemporaryDirectory() as folder:
             flags = {**SMALL, "--model.aggregator": aggregator, **(settings or {})}
             for step, (changed, reached) in _measure(recipe, flags, Path(folder)):

@@ -77,6 +77,9 @@ def test_shapes_and_probabilities(encoding: str, aggregator: str, outputs: str) 
 @pytest.mark.parametrize("cls", ["learned", "mean"])
 def test_each_parameter_gets_a_gradient(encoding: str, aggregator: str, outputs: str, cls: str) -> None:
     model = variant(encoding, aggregator, outputs, cls=cls).train()
+    with torch.no_grad():  # as after a step: what starts as 0 holds back the gradient of its other factor
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
     captions = random_captions(words=8)
     loss = 0.0
     for _ in range(4):  # several draws of every dropout
@@ -523,6 +526,70 @@ def test_pooling_and_gating_are_their_formulas(name: str) -> None:
             gated = [squash(part.gates[view](torch.cat([query[photo], one], -1))) * one for view, one in pairs]
             expected = torch.stack(gated).sum(dim=0) / len(seen) ** 0.5
         assert_close(context[photo], expected)
+
+
+def test_lv2_begins_as_the_mean_over_present_views() -> None:
+    """Three views worked by hand: (1, 2), (3, 6) and (5, 1) have the mean (3, 3); without the second it is (3, 1.5)."""
+    part = aggregators.get("hierarchical_from_mean")(("a", "b", "c"), layers=1, d_model=2, heads=1, dropout=0.5)
+    contexts = torch.tensor([[1.0, 2], [3, 6], [5, 1]]).expand(2, 1, 3, 2)
+    gathered = part.across(torch.randn(2, 1, 2), contexts, torch.tensor([[[True, True, True]], [[True, False, True]]]))
+    assert_close(gathered.context, torch.tensor([[[3.0, 3.0]], [[3.0, 1.5]]]), rtol=0, atol=1e-6)
+    third, half = [1 / 3, 1 / 3, 1 / 3], [0.5, 0.0, 0.5]
+    assert_close(gathered.weights, torch.tensor([[[third]], [[half]]]))
+
+
+def test_lv2_from_the_mean_is_its_formula_wherever_training_leads() -> None:
+    part = aggregators.get("hierarchical_from_mean")(("a", "b", "c"), layers=1, d_model=8, heads=2, dropout=0.0)
+    for parameter in part.parameters():
+        nn.init.normal_(parameter)
+    lv2, query, contexts = part.across_views, torch.randn(1, 1, 8), torch.randn(1, 1, 3, 8)
+    gathered = part.across(query, contexts, torch.tensor([[[True, False, True]]]))
+    keys, values = lv2.key_value(contexts[0, 0]).chunk(2, dim=-1)
+    asked, seen = lv2.query(lv2.norm(query[0])), torch.tensor([True, False, True])
+    heads = [_obvious_attention(asked[:, h], keys[:, h], values[:, h], seen) for h in (slice(0, 4), slice(4, 8))]
+    assert_close(gathered.context[0], lv2.output(torch.cat(heads, dim=-1)))
+
+
+@pytest.mark.parametrize("outputs", ["last", "all"])
+def test_a_start_from_the_mean_sends_the_encoder_the_gradient_of_the_mean(outputs: str) -> None:
+    """The paper's start sends less of it."""
+    ours, mean, paper = (
+        tiny_model(**SILENT, aggregator=name, encoder_outputs=outputs)
+        for name in ("hierarchical_from_mean", "mean", "hierarchical")
+    )
+    mean.load_state_dict({name: ours.state_dict()[name] for name in mean.state_dict()})
+    common = mean.state_dict()
+    paper.load_state_dict(common, strict=False)
+    views, captions = random_views(), random_captions()
+    logits = [model(views, captions).logits for model in (ours, mean, paper)]
+    assert_close(logits[0], logits[1])
+    for one in logits:
+        one.log_softmax(dim=-1)[..., 5].mean().backward()
+    for (name, first), second in zip(ours.encoding.named_parameters(), mean.encoding.parameters(), strict=True):
+        assert_close(first.grad, second.grad, msg=name)
+    reaching = [sum(float(p.grad.norm() ** 2) for p in model.encoding.parameters()) for model in (ours, paper)]
+    assert reaching[0] > reaching[1]
+
+
+def test_all_of_lv2_learns_after_its_first_step_from_the_mean() -> None:
+    model = tiny_model(**SILENT, aggregator="hierarchical_from_mean")
+    views, captions = random_views(), random_captions()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(model(views, captions).logits[:, :, :-1], captions[:, :, 1:], pad=1).backward()
+        optimizer.step()
+    lv2 = model.decoder.layers[0].aggregator.across_views
+    keys, values = lv2.key_value.weight.grad.chunk(2)
+    assert all(gradient.abs().max() > 0 for gradient in (keys, values, lv2.query.weight.grad, lv2.output.weight.grad))
+    assert model(views, captions).weights.std(dim=-1).max() > 0, "views differ in weight by now"
+
+
+def test_weights_trained_from_either_start_load_into_the_other() -> None:
+    ours, paper = (tiny_model(aggregator=name) for name in ("hierarchical_from_mean", "hierarchical"))
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (ours, paper)]
+    assert shapes[0] == shapes[1]
+    paper.load_state_dict(ours.state_dict())
 
 
 def test_joint_attention_is_that_over_all_tokens_and_its_shares_are_the_weights() -> None:

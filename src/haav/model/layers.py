@@ -119,6 +119,11 @@ class SetAttention(_Projections):
 
         `query` may have 1 where `items` has more: then it looks at several sets.
         """
+        mixed, weights = self.mix(query, items, mask)
+        return self.project_output(query, mixed), weights
+
+    def mix(self, query: Tensor, items: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weighted values, before output, residual and norm"""
         keys, values = (self._by_head(weight) for weight in self.key_value.weight.chunk(2))
         heads = split_heads((self.query(query) * self.scale).unsqueeze(-2), self.heads)
         looking = _each_head(heads.squeeze(-2), keys)
@@ -127,7 +132,7 @@ class SetAttention(_Projections):
         mixed = _each_head(weights @ items, values.transpose(1, 2))
         bias = self.key_value.bias.chunk(2)[1].view(self.heads, -1)
         mixed = mixed + (bias if mask is None else bias * mask.any(dim=-1)[..., None, None])
-        return self.project_output(query, mixed.flatten(-2)), weights
+        return mixed.flatten(-2), weights
 
     def _by_head(self, weight: Tensor) -> Tensor:
         """(D, D) → (H, D/H, D)"""
