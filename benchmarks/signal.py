@@ -2,7 +2,8 @@
 python -m benchmarks.signal flickr8k-xe --data.dataset dataset_flickr8k.json.gz --data.store views
 
 The same small model by aggregator: at the start and after some steps, how much the next words change (KL divergence)
-when photos are exchanged, and how strong the encoder's gradient is beside the decoder's.
+when photos are exchanged, how strong the encoder's gradient is beside the decoder's, and how strong by itself: an
+aggregator with parameters of its own adds to the decoder's.
 """
 
 from __future__ import annotations
@@ -39,16 +40,19 @@ RATE, WARMUP = 1e-3, 60
 
 
 def signal(recipe: str = "toy", settings: Mapping[str, str] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"what": "words that change when photos are exchanged; encoder's gradient / decoder's"}
+    what = "words that change when photos are exchanged; encoder's gradient / decoder's; encoder's alone"
+    found: dict[str, Any] = {"what": what}
     for aggregator in ("hierarchical", "hierarchical_from_mean", "mean", "joint"):
         with tempfile.TemporaryDirectory() as folder:
             flags = {**SMALL, "--model.aggregator": aggregator, **(settings or {})}
-            for step, (changed, reached) in _measure(recipe, flags, Path(folder)):
-                found[f"{aggregator}, step {step}"] = f"KL {changed:.5f}, gradient {reached:.3f}"
+            for step, changed, encoder, decoder in _measure(recipe, flags, Path(folder)):
+                shown = f"KL {changed:.5f}, gradient {encoder / decoder:.3f}, encoder's {encoder:.3f}"
+                found[f"{aggregator}, step {step}"] = shown
     return found
 
 
-def _measure(recipe: str, flags: Mapping[str, str], folder: Path) -> Iterable[tuple[int, tuple[float, float]]]:
+def _measure(recipe: str, flags: Mapping[str, str], folder: Path) -> Iterable[tuple[int, float, float, float]]:
+    """(step, change of words, norm of the encoder's gradient, norm of the decoder's)"""
     setup = prepare(load_config(file=find_recipe(recipe), flags=flags_from(list(flags.items()))), folder)
     model, loss = setup.model, CrossEntropy()
     assert isinstance(model, Haav)
@@ -60,8 +64,8 @@ def _measure(recipe: str, flags: Mapping[str, str], folder: Path) -> Iterable[tu
         optimizer.zero_grad(set_to_none=True)
         loss(model.train(), model.encode(batch.views), batch)["xe"].backward()
         if step in STEPS:
-            reached = _norm(model.encoding.parameters()) / _norm(model.decoder.parameters())
-            yield step, (_changed(model.eval(), batch), reached)
+            norms = (_norm(part.parameters()) for part in (model.encoding, model.decoder))
+            yield step, _changed(model.eval(), batch), *norms
         optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / WARMUP)
         optimizer.step()
     setup.close()

@@ -19,7 +19,7 @@ from haav.cli import main as cli
 from haav.config import load, schema
 
 PACKAGE = Path(inspect.getfile(schema)).parents[1]
-REGISTRIES = {"encoding": "encodings", "aggregator": "aggregators"}
+REGISTRIES = {"encoding": "encodings", "decoder": "decoders", "aggregator": "aggregators"}
 """settings of the model whose choices are registered classes"""
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
@@ -128,7 +128,7 @@ def _registered(setting: str) -> list[str]:
         return []
     files = sorted((PACKAGE / "model" / REGISTRIES[setting]).glob("*.py"))
     names = [name for file in files for name in re.findall(r'^@\w+\.register\("(\w+)"\)', file.read_text(), re.M)]
-    return [*(["auto"] if setting == "aggregator" else []), *sorted(names)]
+    return [*(["auto", "unused"] if setting == "aggregator" else []), *sorted(names)]
 
 
 def _presets() -> list[str]:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from haav.config import Config, ContrastConfig, DecodeConfig, ModelConfig, override
 from haav.inference.captioner import Captioner
 from haav.model.aggregators import aggregators
-from haav.model.build import build_model, resolve
+from haav.model.build import NO_AGGREGATOR, build_model, resolve
+from haav.model.decoders import decoders
 from haav.model.encodings import encodings
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
@@ -92,15 +94,24 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, pad: int) -> torc
     return -torch.stack([logits[b, c, t].log_softmax(-1)[targets[b, c, t]] for b, c, t in real]).mean()
 
 
-def combinations() -> list[tuple[str, str, str]]:
-    """Every (encoding, aggregator, encoder_outputs) that makes sense."""
+def combinations() -> list[dict[str, str]]:
+    """The settings of every model that makes sense: encoding, decoder, aggregator, encoder_outputs."""
     return [
-        (encoding, aggregator, outputs)
+        {"encoding": encoding, "decoder": decoder, "aggregator": aggregator, "encoder_outputs": outputs}
         for encoding in encodings
-        for aggregator in aggregators
+        for decoder in decoders
+        for aggregator in (aggregators if decoders.get(decoder).uses_aggregator else [NO_AGGREGATOR])
         for outputs in ("last", "all")
-        if encodings.get(encoding).keeps_views or not aggregators.get(aggregator).needs_views
+        if encodings.get(encoding).keeps_views or not _needs_views(aggregator)
     ]
+
+
+def _needs_views(aggregator: str) -> bool:
+    return aggregator in aggregators and aggregators.get(aggregator).needs_views
+
+
+every_decoder = pytest.mark.parametrize("decoder", list(decoders))
+every_variant = pytest.mark.parametrize("variant", combinations(), ids=lambda variant: "-".join(variant.values()))
 
 
 def save_model(

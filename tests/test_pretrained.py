@@ -21,7 +21,7 @@ from haav.pretrained import CHECKSUM, load_weights, save_weights
 from haav.text import SPECIAL, Vocabulary
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.textdb import TextDatabase
-from helpers import combinations, random_views, save_text_model, tiny_config, tiny_model
+from helpers import every_variant, random_views, save_text_model, tiny_config, tiny_model
 
 FILES = ("config.json", "model.safetensors", "vocabulary.json")
 
@@ -31,9 +31,9 @@ def captioner(**model: object) -> Captioner:
     return Captioner(tiny_model(**model), config, Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23)))))
 
 
-@pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
-def test_a_saved_model_captions_as_before(tmp_path: Path, encoding: str, aggregator: str, outputs: str) -> None:
-    tool = captioner(encoding=encoding, aggregator=aggregator, encoder_outputs=outputs)
+@every_variant
+def test_a_saved_model_captions_as_before(tmp_path: Path, variant: dict[str, str]) -> None:
+    tool = captioner(**variant)
     views = random_views()
     tool.save_pretrained(tmp_path / "m")
     assert sorted(os.listdir(tmp_path / "m")) == sorted(FILES)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from haav.config import Config, ModelConfig, flatten, parse, to_dict
 from haav.errors import CheckpointError, did_you_mean
 from haav.files import Writer, json_of, read_text, write_together
-from haav.model.build import build_model, resolve
+from haav.model.build import build_model, decoder_sizes, resolve
+from haav.model.decoders import decoders
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.text import Vocabulary
@@ -114,10 +115,9 @@ def load_pretrained(
 
 def _least_elements(model: ModelConfig) -> int:
     """Lower bound of the elements of a model. It stops an untrusted config from allocating more than its file holds."""
-    layers = model.encoder_layers + model.decoder_layers
     per_view = sum(spec.dim + sum(spec.indices.values()) for spec in model.views.values())
-    rows = 2 * model.vocabulary_size + model.max_words + per_view + layers * (model.d_model + model.d_ff)
-    return model.d_model * (rows + 2 * model.encoder_layers * model.memory_slots)
+    inside = decoders.get(model.decoder).least_rows(model.encoder_layers, model.memory_slots, decoder_sizes(model))
+    return model.d_model * (2 * model.vocabulary_size + per_view + inside)
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

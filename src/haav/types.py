@@ -162,10 +162,13 @@ class Memory:
     """(B, V) bool"""
     owners: Tensor | None = None
     """for a single source, (B, S, V) float: 1 if a token is visible and belongs to the view"""
+    summary: Tensor | None = None
+    """(B, D): the photo as one vector, for decoders that read it with each word"""
 
     def keep(self, photos: Tensor) -> Memory:
         owners = None if self.owners is None else self.owners[photos]
-        return Memory(tuple(source.keep(photos) for source in self.sources), self.present[photos], owners)
+        summary = None if self.summary is None else self.summary[photos]
+        return Memory(tuple(source.keep(photos) for source in self.sources), self.present[photos], owners, summary)
 
 
 @dataclass(frozen=True)
@@ -187,20 +190,24 @@ class Cache:
     words: tuple[KeyValues, ...]
     """per decoder layer (B, C, H, P, D/H) of the P words read so far; empty before the first"""
     length: int = 0
+    state: tuple[Tensor, ...] = ()
+    """vectors of a recurrent decoder, each (B, C, D); empty before the first word"""
 
     def reorder(self, beams: Tensor) -> Cache:
         """Caption c of the result continues caption `beams[b, c]`, (B, C') int64. Memory is unchanged."""
 
         def pick(past: Tensor) -> Tensor:
-            index = beams[:, :, None, None, None].expand(-1, -1, *past.shape[2:])
+            index = beams.view(*beams.shape, *[1] * (past.dim() - 2)).expand(-1, -1, *past.shape[2:])
             return past.gather(1, index)
 
-        return replace(self, words=tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words))
+        words = tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words)
+        return replace(self, words=words, state=tuple(pick(vectors) for vectors in self.state))
 
     def keep(self, photos: Tensor) -> Cache:
         """Keep only the photos with these indices, (B',) int64."""
         words = tuple(KeyValues(past.keys[photos], past.values[photos]) for past in self.words)
-        return replace(self, memory=tuple(layer.keep(photos) for layer in self.memory), words=words)
+        state = tuple(vectors[photos] for vectors in self.state)
+        return replace(self, memory=tuple(layer.keep(photos) for layer in self.memory), words=words, state=state)
 
 
 @dataclass(frozen=True)

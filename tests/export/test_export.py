@@ -25,6 +25,7 @@ from haav.generate.build import build_rules, build_strategy
 from haav.generate.loop import generate
 from haav.inference.pack import pack
 from haav.inference.stream import find_items
+from haav.model.decoders import decoders
 from haav.model.encodings import encodings
 from haav.text import SPECIAL, Vocabulary
 from haav.types import Caption, Decoded, PhotoView, ViewSpec
@@ -42,11 +43,11 @@ PHOTOS = sorted(SAMPLES.glob("*.jpg"))
 def single_models() -> list[Any]:
     """Every variant that is one model. Each aggregator and each encoding once; other pairs in the long run only"""
     found = []
-    for encoding, aggregator, outputs in combinations():
-        kind = encodings.get(encoding)
-        if len(kind.split(tuple(VIEWS))) == 1:
-            model = {"encoding": encoding, "aggregator": aggregator, "encoder_outputs": outputs}
-            quick = outputs == "last" and (encoding == "shared" or aggregator == kind.default_aggregator)
+    for model in combinations():
+        kind = encodings.get(model["encoding"])
+        if len(kind.split(tuple(VIEWS))) == 1 and decoders.get(model["decoder"]).exportable:
+            each_once = model["encoding"] == "shared" or model["aggregator"] == kind.default_aggregator
+            quick = model["encoder_outputs"] == "last" and each_once
             found.append(pytest.param(model, marks=() if quick else pytest.mark.slow))
     return found
 
@@ -270,6 +271,11 @@ def test_what_cannot_be_exported_or_read_is_said(tmp_path: Path, exported: Path)
     tiny_captioner(tmp_path / "many", {}, encoding="model_per_view")
     with pytest.raises(ConfigError, match="an ensemble cannot be exported"):
         export_onnx(tmp_path / "many", tmp_path / "out")
+    for decoder in decoders:
+        if not decoders.get(decoder).exportable:
+            tiny_captioner(tmp_path / decoder, {}, decoder=decoder)
+            with pytest.raises(ConfigError, match=f"a model with decoder '{decoder}' cannot be exported"):
+                export_onnx(tmp_path / decoder, tmp_path / "out")
     with pytest.raises(CheckpointError, match="not what `haav export` writes"):
         PortableCaptioner(tmp_path)
     (tmp_path / "broken").mkdir()

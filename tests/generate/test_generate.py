@@ -17,7 +17,7 @@ from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
 from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.types import Cache, Decoded
-from helpers import combinations, random_view, random_views, tiny_model
+from helpers import every_decoder, every_variant, random_view, random_views, tiny_model
 
 SPEAKABLE = Never([UNK, PAD, BOS])
 
@@ -45,9 +45,9 @@ def all_captions(model: Any, views: Any, vocabulary: int, max_words: int) -> dic
 # Beam search
 
 
-@pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
-def test_beam_one_is_greedy_without_a_cache(encoding: str, aggregator: str, outputs: str) -> None:
-    model, views = tiny_model(encoding=encoding, aggregator=aggregator, encoder_outputs=outputs), random_views()
+@every_variant
+def test_beam_one_is_greedy_without_a_cache(variant: dict[str, str]) -> None:
+    model, views = tiny_model(**variant), random_views()
     tokens = torch.full((3, 1, 1), BOS)
     for _ in range(6):
         logits = model(views, tokens).logits[:, :, -1:]
@@ -60,9 +60,10 @@ def test_beam_one_is_greedy_without_a_cache(encoding: str, aggregator: str, outp
     assert torch.equal(found.tokens, tokens[:, :, 1 : steps + 1])
 
 
-def test_a_beam_as_wide_as_the_tree_finds_the_best_caption_of_all() -> None:
+@every_decoder
+def test_a_beam_as_wide_as_the_tree_finds_the_best_caption_of_all(decoder: str) -> None:
     """Five words, three steps: every caption is scored one by one."""
-    model, views = tiny_model(vocabulary_size=5), random_views(batch=1)
+    model, views = tiny_model(vocabulary_size=5, decoder=decoder), random_views(batch=1)
     found = beam(model, views, 125, 3)
     scored = all_captions(model, views, 5, 3)
     for rank, (words, score) in enumerate(sorted(scored.items(), key=lambda item: -item[1])):
@@ -82,9 +83,10 @@ def test_length_penalty_ranks_by_logprob_over_words_to_its_power(penalty: float)
     ]
 
 
-def test_beams_are_sorted_and_scores_are_the_models_own() -> None:
-    model, views = tiny_model(), random_views()
-    found = beam(model, views, 4, 7)
+@every_decoder
+def test_beams_are_sorted_and_scores_are_the_models_own(decoder: str) -> None:
+    model, views = tiny_model(decoder=decoder), random_views()
+    found = beam(model, views, 4, 7, SPEAKABLE)
     assert (found.scores.diff(dim=1) <= 1e-6).all()
     _assert_scored_by_the_model(model, views, found)
 

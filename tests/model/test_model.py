@@ -39,6 +39,8 @@ from helpers import (
     VIEWS,
     combinations,
     cross_entropy,
+    every_decoder,
+    every_variant,
     random_captions,
     random_view,
     random_views,
@@ -46,26 +48,22 @@ from helpers import (
     tiny_model,
 )
 
-every_variant = pytest.mark.parametrize(("encoding", "aggregator", "outputs"), combinations())
 every_single_model = pytest.mark.parametrize(
-    ("encoding", "aggregator", "outputs"),
-    [names for names in combinations() if len(encodings.get(names[0]).split(tuple(VIEWS))) == 1],
+    "variant",
+    [variant for variant in combinations() if len(encodings.get(variant["encoding"]).split(tuple(VIEWS))) == 1],
+    ids=lambda variant: "-".join(variant.values()),
 )
 KEEPS_VIEWS = [name for name in encodings if encodings.get(name).keeps_views]
 TWO_TIERS = [name for name in aggregators if issubclass(aggregators.get(name), TwoTierAggregator)]
 
 
-def variant(encoding: str, aggregator: str, outputs: str, **more: object):
-    return tiny_model(encoding=encoding, aggregator=aggregator, encoder_outputs=outputs, **more)
-
-
 @every_variant
-def test_shapes_and_probabilities(encoding: str, aggregator: str, outputs: str) -> None:
-    model = variant(encoding, aggregator, outputs)
+def test_shapes_and_probabilities(variant: dict[str, str]) -> None:
+    model = tiny_model(**variant)
     decoded = model(random_views(), random_captions())
     assert decoded.logits.shape == (3, 2, 5, 23)
     assert_close(decoded.logprobs.exp().sum(dim=-1), torch.ones(3, 2, 5))
-    if aggregators.get(aggregator).exposes_weights:
+    if model.members == (model,) and model.decoder.exposes_weights:
         assert decoded.weights is not None
         assert decoded.weights.shape == (3, 2, 5, 2, 4, 3)
         assert_close(decoded.weights.sum(dim=-1), torch.ones(3, 2, 5, 2, 4))
@@ -75,8 +73,8 @@ def test_shapes_and_probabilities(encoding: str, aggregator: str, outputs: str) 
 
 @every_variant
 @pytest.mark.parametrize("cls", ["learned", "mean"])
-def test_each_parameter_gets_a_gradient(encoding: str, aggregator: str, outputs: str, cls: str) -> None:
-    model = variant(encoding, aggregator, outputs, cls=cls).train()
+def test_each_parameter_gets_a_gradient(variant: dict[str, str], cls: str) -> None:
+    model = tiny_model(**variant, cls=cls).train()
     with torch.no_grad():  # as after a step: what starts as 0 holds back the gradient of its other factor
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
@@ -108,8 +106,8 @@ def test_each_parameter_of_the_contrastive_head_gets_a_gradient() -> None:
 
 
 @every_variant
-def test_what_lies_in_padding_changes_nothing(encoding: str, aggregator: str, outputs: str) -> None:
-    model, captions = variant(encoding, aggregator, outputs), random_captions()
+def test_what_lies_in_padding_changes_nothing(variant: dict[str, str]) -> None:
+    model, captions = tiny_model(**variant), random_captions()
     lengths = [5, 2, 3]
     views = {name: random_view(spec, 3, [min(n, spec.max_tokens) for n in lengths]) for name, spec in VIEWS.items()}
     noisy = {
@@ -125,16 +123,16 @@ def test_what_lies_in_padding_changes_nothing(encoding: str, aggregator: str, ou
 
 
 @every_variant
-def test_padding_a_view_longer_changes_nothing(encoding: str, aggregator: str, outputs: str) -> None:
-    model, captions = variant(encoding, aggregator, outputs), random_captions()
+def test_padding_a_view_longer_changes_nothing(variant: dict[str, str]) -> None:
+    model, captions = tiny_model(**variant), random_captions()
     views = random_views()
     longer = {name: _pad(view, 3) for name, view in views.items()}
     assert_close(model(longer, captions).logits, model(views, captions).logits)
 
 
 @every_variant
-def test_an_absent_view_changes_nothing_however_it_is_absent(encoding: str, aggregator: str, outputs: str) -> None:
-    model, captions = variant(encoding, aggregator, outputs), random_captions()
+def test_an_absent_view_changes_nothing_however_it_is_absent(variant: dict[str, str]) -> None:
+    model, captions = tiny_model(**variant), random_captions()
     views = random_views()
     left_out = {name: view for name, view in views.items() if name != "objects"}
     masked = views | {"objects": replace(views["objects"], mask=torch.zeros(3, 5, dtype=torch.bool))}
@@ -148,9 +146,9 @@ def test_an_absent_view_changes_nothing_however_it_is_absent(encoding: str, aggr
 
 
 @every_variant
-def test_a_photo_is_captioned_alike_alone_and_in_a_batch(encoding: str, aggregator: str, outputs: str) -> None:
+def test_a_photo_is_captioned_alike_alone_and_in_a_batch(variant: dict[str, str]) -> None:
     """Also the photo without objects, beside ones that have them."""
-    model, captions = variant(encoding, aggregator, outputs), random_captions()
+    model, captions = tiny_model(**variant), random_captions()
     views = {name: random_view(spec, 3, [spec.max_tokens, 0, 2]) for name, spec in VIEWS.items() if name != "grid"}
     views["grid"] = random_view(VIEWS["grid"], 3)
     together = model(views, captions).logits
@@ -161,10 +159,8 @@ def test_a_photo_is_captioned_alike_alone_and_in_a_batch(encoding: str, aggregat
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_view_at_all_gives_finite_numbers_and_gradients(
-    encoding: str, aggregator: str, outputs: str, dtype: torch.dtype
-) -> None:
-    model = variant(encoding, aggregator, outputs).to(dtype).train()
+def test_no_view_at_all_gives_finite_numbers_and_gradients(variant: dict[str, str], dtype: torch.dtype) -> None:
+    model = tiny_model(**variant).to(dtype).train()
     views = {name: random_view(spec, 2, [0, spec.max_tokens]) for name, spec in VIEWS.items()}
     decoded = model(views, random_captions(batch=2))
     assert decoded.logits.isfinite().all()
@@ -173,8 +169,8 @@ def test_no_view_at_all_gives_finite_numbers_and_gradients(
 
 
 @every_variant
-def test_bfloat16_is_close_to_float32(encoding: str, aggregator: str, outputs: str) -> None:
-    model, views, captions = variant(encoding, aggregator, outputs), random_views(), random_captions()
+def test_bfloat16_is_close_to_float32(variant: dict[str, str]) -> None:
+    model, views, captions = tiny_model(**variant), random_views(), random_captions()
     exact = model(views, captions).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = model(views, captions).logits
@@ -184,8 +180,8 @@ def test_bfloat16_is_close_to_float32(encoding: str, aggregator: str, outputs: s
 
 
 @every_variant
-def test_cached_decoding_equals_uncached(encoding: str, aggregator: str, outputs: str) -> None:
-    model, views, captions = variant(encoding, aggregator, outputs), random_views(), random_captions(words=6)
+def test_cached_decoding_equals_uncached(variant: dict[str, str]) -> None:
+    model, views, captions = tiny_model(**variant), random_views(), random_captions(words=6)
     whole = model(views, captions)
     cache = model.init_cache(model.encode(views))
     logits, weights = [], []
@@ -200,8 +196,8 @@ def test_cached_decoding_equals_uncached(encoding: str, aggregator: str, outputs
 
 
 @every_variant
-def test_five_captions_against_one_encoding_equal_five_passes(encoding: str, aggregator: str, outputs: str) -> None:
-    model, views = variant(encoding, aggregator, outputs), random_views()
+def test_five_captions_against_one_encoding_equal_five_passes(variant: dict[str, str]) -> None:
+    model, views = tiny_model(**variant), random_views()
     captions = random_captions(captions=5)
     together = model(views, captions).logits
     for index in range(5):
@@ -209,18 +205,18 @@ def test_five_captions_against_one_encoding_equal_five_passes(encoding: str, agg
 
 
 @every_variant
-def test_later_words_change_nothing_before_them(encoding: str, aggregator: str, outputs: str) -> None:
-    model, views, captions = variant(encoding, aggregator, outputs), random_views(), random_captions()
+def test_later_words_change_nothing_before_them(variant: dict[str, str]) -> None:
+    model, views, captions = tiny_model(**variant), random_views(), random_captions()
     other = captions.clone()
     other[:, :, 3:] = 1  # <pad> needs no mask: nobody in front of it can see it
     assert_close(model(views, other).logits[:, :, :3], model(views, captions).logits[:, :, :3])
 
 
 @every_single_model
-def test_permuting_views_permutes_weights_and_nothing_else(encoding: str, aggregator: str, outputs: str) -> None:
+def test_permuting_views_permutes_weights_and_nothing_else(variant: dict[str, str]) -> None:
     order = ("text", "objects", "grid")
-    model = variant(encoding, aggregator, outputs)
-    permuted = variant(encoding, aggregator, outputs, views={name: VIEWS[name] for name in order})
+    model = tiny_model(**variant)
+    permuted = tiny_model(**variant, views={name: VIEWS[name] for name in order})
     permuted.load_state_dict(model.state_dict())
     views, captions = random_views(), random_captions()
     first, second = model(views, captions), permuted({name: views[name] for name in reversed(order)}, captions)
@@ -230,20 +226,22 @@ def test_permuting_views_permutes_weights_and_nothing_else(encoding: str, aggreg
         assert_close(second.weights, first.weights[..., columns])
 
 
-def test_beams_share_their_photos_memory() -> None:
-    model = tiny_model()
+@every_decoder
+def test_beams_share_their_photos_memory(decoder: str) -> None:
+    model = tiny_model(decoder=decoder)
     cache = model.init_cache(model.encode(random_views()))
     first = model.decode(random_captions(captions=1, words=1), cache)
     beams = first.cache.reorder(torch.zeros(3, 5, dtype=torch.int64))
-    assert beams.words[0].keys.shape[1] == 5
+    assert {past.keys.shape[1] for past in beams.words} | {vectors.shape[1] for vectors in beams.state} == {5}
     for before, after in zip(cache.memory, beams.memory, strict=True):
         for old, new in zip(before.sources, after.sources, strict=True):
             assert new.memory.keys.data_ptr() == old.memory.keys.data_ptr()
             assert new.memory.keys.shape[0] == 3
 
 
-def test_reordered_cache_continues_the_chosen_captions() -> None:
-    model, views = tiny_model(), random_views()
+@every_decoder
+def test_reordered_cache_continues_the_chosen_captions(decoder: str) -> None:
+    model, views = tiny_model(decoder=decoder), random_views()
     captions = random_captions(captions=3)
     decoded = model.decode(captions[:, :, :4], model.init_cache(model.encode(views)))
     beams = torch.tensor([[2, 0], [1, 1], [0, 2]])
@@ -626,10 +624,13 @@ def test_the_meshed_decoder_gates_encoder_layers_as_m2_does() -> None:
     assert_close(found.context, expected / 3**0.5)
 
 
-@pytest.mark.parametrize("encoding", KEEPS_VIEWS)
-@pytest.mark.parametrize("aggregator", list(aggregators))
-def test_a_dropped_view_is_as_if_it_were_absent(encoding: str, aggregator: str) -> None:
-    model, views, captions = variant(encoding, aggregator, "last"), random_views(), random_captions()
+@pytest.mark.parametrize(
+    "variant",
+    [variant for variant in combinations() if variant["encoding"] in KEEPS_VIEWS],
+    ids=lambda variant: "-".join(variant.values()),
+)
+def test_a_dropped_view_is_as_if_it_were_absent(variant: dict[str, str]) -> None:
+    model, views, captions = tiny_model(**variant), random_views(), random_captions()
     dropped = replace(model.encode(views), present=torch.tensor([[False, True, True]]).expand(3, -1))
     rest = {name: view for name, view in views.items() if name != "objects"}
     assert_close(model.decode(captions, model.init_cache(dropped)).logits, model(rest, captions).logits)
@@ -695,8 +696,8 @@ def test_a_step_costs_what_the_formula_says() -> None:
 
 
 @every_variant
-def test_nan_in_padding_reaches_no_gradient(encoding: str, aggregator: str, outputs: str) -> None:
-    model = variant(encoding, aggregator, outputs).train()
+def test_nan_in_padding_reaches_no_gradient(variant: dict[str, str]) -> None:
+    model = tiny_model(**variant).train()
     views = {name: random_view(spec, 2, [2, 3]) for name, spec in VIEWS.items()}
     poisoned = {
         name: replace(
@@ -712,8 +713,8 @@ def test_nan_in_padding_reaches_no_gradient(encoding: str, aggregator: str, outp
 
 
 @every_variant
-def test_a_blind_photo_is_not_captioned_from_its_padding(encoding: str, aggregator: str, outputs: str) -> None:
-    model, captions = variant(encoding, aggregator, outputs), random_captions(batch=1)
+def test_a_blind_photo_is_not_captioned_from_its_padding(variant: dict[str, str]) -> None:
+    model, captions = tiny_model(**variant), random_captions(batch=1)
     blind = {name: random_view(spec, 1, [0]) for name, spec in VIEWS.items()}
     longer = {name: _pad(view, 4) for name, view in blind.items()}
     assert_close(model(blind, captions).logits, model(longer, captions).logits)

@@ -45,7 +45,15 @@ from haav.train.run import RunFiles
 from haav.train.schedule import build_schedule
 from haav.train.setup import prepare
 from haav.types import Batch, View
-from helpers import SILENT, assert_identical, checkpoint_weights, random_captions, random_views, tiny_model
+from helpers import (
+    SILENT,
+    assert_identical,
+    checkpoint_weights,
+    every_decoder,
+    random_captions,
+    random_views,
+    tiny_model,
+)
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 
@@ -131,9 +139,10 @@ def critic(**options: Any) -> SelfCritical:
     return SelfCritical(reward, VOCABULARY, (Never([UNK, PAD, BOS]),), hypotheses=3, explore="beam", max_words=6)
 
 
-def test_scst_gradient_equals_the_one_through_stepwise_decoding() -> None:
+@every_decoder
+def test_scst_gradient_equals_the_one_through_stepwise_decoding(decoder: str) -> None:
     torch.manual_seed(1)
-    model, views = tiny_model(**SILENT).train(), random_views()
+    model, views = tiny_model(**SILENT, decoder=decoder).train(), random_views()
     objective = critic()
     found = objective(model, model.encode(views), batch_of(views, random_captions()))
     found["scst"].backward()

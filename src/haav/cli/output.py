@@ -336,8 +336,8 @@ def print_description(description: Description) -> None:
     console = Console()
     contrastive = "with" if description.contrastive else "without"
     console.print(
-        f"[bold]{description.encoding}[/] encoding, [bold]{description.aggregator}[/] aggregator, "
-        f"{contrastive} contrastive loss"
+        f"[bold]{description.encoding}[/] encoding, [bold]{description.decoder}[/] decoder, "
+        f"[bold]{description.aggregator}[/] aggregator, {contrastive} contrastive loss"
     )
 
     parts = _table("part", "parameters")

@@ -29,7 +29,7 @@ def describe(
     preset: Annotated[str | None, "preset to start from: paper, release or best (default)"] = None,
     encoding: Annotated[str | None, "encoding: shared, unshared, concat_views or model_per_view"] = None,
     aggregator: Annotated[
-        str | None, "aggregator: joint, hierarchical, concat_tokens, mean, max, sigmoid or tanh"
+        str | None, "aggregator: joint, hierarchical, hierarchical_from_mean, concat_tokens, mean, max, sigmoid or tanh"
     ] = None,
     contrastive: Annotated[str | None, "contrastive loss: true or false"] = None,
     config: Annotated[str | None, "YAML file of settings, applied to the preset"] = None,

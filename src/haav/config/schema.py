@@ -32,7 +32,10 @@ class ModelConfig:
     views: dict[str, ViewSpec] = field(default_factory=dict, metadata={"doc": "views that the model reads, by name"})
     vocabulary_size: int = setting(10199, "number of words, special tokens included", low=5)
     encoding: str = setting("shared", "encoding of the views")
-    aggregator: str = setting("auto", "aggregation of the encoded views; auto: the default of the encoding")
+    decoder: str = setting("transformer", "decoder of the words: HAAV's transformer, or that of a compared system")
+    aggregator: str = setting(
+        "auto", "aggregation of the encoded views; auto: the default of the encoding, or unused if the decoder has none"
+    )
     encoder_outputs: str = setting("last", "encoder layers that the decoder attends to", choices=("last", "all"))
     cls: str = setting(
         "learned", "[CLS] of a view: a learned token, or the mean of its tokens", choices=("learned", "mean")

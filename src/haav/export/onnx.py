@@ -24,6 +24,7 @@ from haav.generate.beam import BeamSearch
 from haav.generate.build import build_strategy
 from haav.inference.captioner import Captioner
 from haav.inference.novelty import save_novelty
+from haav.model.decoders.transformer import TransformerDecoder
 from haav.model.haav import Haav
 from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
 from haav.views import Extractor, find_extractor_class
@@ -46,7 +47,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     about = {
         "format": FORMAT,
         "views": {name: asdict(spec) for name, spec in captioner.config.model.views.items()},
-        "layers": len(network.decoder.layers),
+        "layers": len(_decoder(network).layers),
         "past": [heads, width],
         "decode": asdict(captioner.config.decode),
         "confidence": asdict(captioner.config.confidence),
@@ -68,6 +69,13 @@ def _check(captioner: Captioner) -> None:
         )
     if not isinstance(captioner.model, Haav):
         raise ConfigError("an ensemble cannot be exported as one; export a single model.")
+    if not captioner.model.decoder.exportable:
+        raise ConfigError(f"a model with decoder '{captioner.config.model.decoder}' cannot be exported.")
+
+
+def _decoder(model: Haav) -> TransformerDecoder:
+    assert isinstance(model.decoder, TransformerDecoder)
+    return model.decoder
 
 
 def _extractors(captioner: Captioner) -> dict[str, Extractor]:
@@ -125,7 +133,7 @@ class Step(nn.Module):
 
     def __init__(self, model: Haav, sources: int, owned: bool) -> None:
         super().__init__()
-        self.decoder, self.sources, self.owned = model.decoder, sources, owned
+        self.decoder, self.sources, self.owned = _decoder(model), sources, owned
 
     def forward(self, words: Tensor, position: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         layers = len(self.decoder.layers)
@@ -164,7 +172,7 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
         encoded = model.encode(reader.views(example))
         first = model.init_cache(encoded).memory[0]
     sources = encoded.names if len(first.sources) == len(encoded.names) else ("all",)
-    layers = range(len(model.decoder.layers))
+    layers = range(len(_decoder(model).layers))
     fields = ("keys", "values")
     names = [f"memory.{layer}.{name}.{field}" for layer in layers for name in sources for field in fields]
     names += [f"memory.{name}.mask" for name in sources] + ["memory.present"]
@@ -179,7 +187,7 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
 
 def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
     sources = sum(name.endswith(".mask") for name in memory)
-    layers = len(model.decoder.layers)
+    layers = len(_decoder(model).layers)
     first = next(iter(memory.values()))
     past = {
         f"past.{index}": torch.zeros(PHOTOS, CAPTIONS, first.shape[2], PAST, first.shape[4])

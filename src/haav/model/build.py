@@ -11,14 +11,17 @@ from torch import nn
 from haav.config import Config, ContrastConfig, Given, ModelConfig, SettingPath
 from haav.config.load import read_settings
 from haav.errors import ConfigError, unknown
-from haav.model.aggregators import aggregators
+from haav.model.aggregators import Aggregator, aggregators
 from haav.model.contrast import MomentumContrast, Projector
-from haav.model.decoder import Decoder, DecoderLayer
+from haav.model.decoders import DecoderSizes, decoders
 from haav.model.embed import ViewEmbeddings
 from haav.model.encodings import Encoding, encodings
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
-from haav.model.layers import Encoder
+from haav.model.layers import Encoder, EncoderLayer
+
+NO_AGGREGATOR = "unused"
+"""stands in the settings of a model whose decoder has none"""
 
 
 def load_config(
@@ -50,14 +53,25 @@ def resolve(config: Config) -> tuple[Config, list[str]]:
     for name in model.views:
         if hasattr(nn.ModuleDict(), name):
             problems.append(f"a view cannot be called '{name}': PyTorch uses that name itself.")
-    if model.aggregator != "auto" and model.aggregator not in aggregators:
-        problems.append(unknown("aggregator", model.aggregator, [*aggregators, "auto"]))
     if model.encoding not in encodings:
         problems.append(unknown("encoding", model.encoding, encodings))
+    if model.decoder not in decoders:
+        problems.append(unknown("decoder", model.decoder, decoders))
+    aggregates = model.decoder not in decoders or decoders.get(model.decoder).uses_aggregator
+    if not aggregates and model.aggregator not in ("auto", NO_AGGREGATOR):
+        problems.append(
+            f"decoder '{model.decoder}' has no aggregator, so '{model.aggregator}' would change nothing.\n"
+            f"  Use --model.aggregator {NO_AGGREGATOR}."
+        )
+    elif aggregates and model.aggregator != "auto" and model.aggregator not in aggregators:
+        problems.append(unknown("aggregator", model.aggregator, [*aggregators, "auto"]))
+    if model.encoding not in encodings or model.decoder not in decoders:
         return config, problems
 
-    encoding = encodings.get(model.encoding)
-    if model.aggregator == "auto":
+    encoding, decoder = encodings.get(model.encoding), decoders.get(model.decoder)
+    if not decoder.uses_aggregator:
+        model = replace(model, aggregator=NO_AGGREGATOR)
+    elif model.aggregator == "auto":
         model = replace(model, aggregator=encoding.default_aggregator)
     if model.aggregator in aggregators and aggregators.get(model.aggregator).needs_views and not encoding.keeps_views:
         problems.append(
@@ -66,15 +80,16 @@ def resolve(config: Config) -> tuple[Config, list[str]]:
             f"views: {', '.join(name for name in encodings if encodings.get(name).keeps_views)}."
         )
     views = [name for name in config.data.views.split(",") if name] or list(model.views)  # those of the data win
-    contrast, contrastable = config.contrast, encoding.keeps_views and len(views) > 1
+    contrast, reason = config.contrast, ""
+    if not encoding.keeps_views:
+        reason = f"encoding '{model.encoding}' does not keep views apart"
+    elif decoder.encoder_layer is None:
+        reason = f"decoder '{model.decoder}' has no encoder"
+    elif len(views) < 2:
+        reason = "this model has one view"
     if contrast.enabled is None:
-        contrast = replace(contrast, enabled=contrastable)
-    elif contrast.enabled and not contrastable:
-        reason = (
-            f"encoding '{model.encoding}' does not keep views apart"
-            if not encoding.keeps_views
-            else "this model has one view"
-        )
+        contrast = replace(contrast, enabled=not reason)
+    elif contrast.enabled and reason:
         problems.append(
             f"the contrastive loss pulls the views of a photo together, but {reason}: there is nothing to contrast.\n"
             "  Use --contrastive false."
@@ -100,33 +115,46 @@ def _build_haav(config: ModelConfig) -> Haav:
         dropped_is_padding=config.token_dropout_leaves == "padding",
     )
 
+    decoder = decoders.get(config.decoder)
+
     def new_encoder() -> Encoder:
         return Encoder(
             config.d_model,
             config.heads,
             config.d_ff,
-            layers=config.encoder_layers,
+            layers=config.encoder_layers if decoder.encoder_layer else 0,
             slots=config.memory_slots,
             dropout=config.dropout,
             keep_all=config.encoder_outputs == "all",
+            layer=decoder.encoder_layer or EncoderLayer,
         )
 
     encoding = encodings.get(config.encoding)(
         embed, new_encoder, view_dropout=config.view_dropout, view_dropout_draw=config.view_dropout_draw
     )
 
-    def new_layer() -> DecoderLayer:
-        aggregator = aggregators.get(config.aggregator)(
+    def new_aggregator() -> Aggregator:
+        return aggregators.get(config.aggregator)(
             encoding.names,
             layers=config.encoder_layers if config.encoder_outputs == "all" else 1,
             d_model=config.d_model,
             heads=config.heads,
             dropout=config.dropout,
         )
-        return DecoderLayer(aggregator, config.d_model, config.heads, config.d_ff, config.dropout)
 
-    decoder = Decoder(new_layer, config.decoder_layers, config.d_model, config.vocabulary_size, config.max_words)
-    return Haav(encoding, decoder)
+    return Haav(encoding, decoder(new_aggregator, decoder_sizes(config)))
+
+
+def decoder_sizes(config: ModelConfig) -> DecoderSizes:
+    return DecoderSizes(
+        layers=config.decoder_layers,
+        d_model=config.d_model,
+        heads=config.heads,
+        d_ff=config.d_ff,
+        dropout=config.dropout,
+        vocabulary_size=config.vocabulary_size,
+        max_words=config.max_words,
+    )
 
 
 def build_contrast(encoding: Encoding, model: ModelConfig, contrast: ContrastConfig) -> MomentumContrast:

@@ -9,14 +9,14 @@ A photo arrives as *views*: token sequences that frozen networks made of it (obj
    (aggregators/hierarchical.py), so every word weighs the views anew. Those weights are
    part of the result.
 
-Encoding and aggregator are parts that can be exchanged; this class only joins them.
+Encoding, decoder and aggregator are parts that can be exchanged; this class only joins them.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from haav.model.decoder import Decoder
+from haav.model.decoders import Decoder
 from haav.model.encodings import Encoding
 from haav.types import Cache, Decoded, EncodedViews, Views
 

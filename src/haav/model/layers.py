@@ -179,13 +179,21 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """N transformer layers over one token sequence."""
+    """N layers over one token sequence. Without layers, tokens stay as they are."""
 
     def __init__(
-        self, d_model: int, heads: int, d_ff: int, layers: int, slots: int, dropout: float, keep_all: bool
+        self,
+        d_model: int,
+        heads: int,
+        d_ff: int,
+        layers: int,
+        slots: int,
+        dropout: float,
+        keep_all: bool,
+        layer: type[nn.Module] = EncoderLayer,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(d_model, heads, d_ff, slots, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(layer(d_model, heads, d_ff, slots, dropout) for _ in range(layers))
         self.keep_all = keep_all
 
     def forward(self, x: Tensor, mask: Tensor, cls_only: bool = False) -> Tensor:
@@ -195,6 +203,8 @@ class Encoder(nn.Module):
         """
         # Without padding no mask is needed. On a GPU the question would wait for all that was queued before it.
         visible = None if mask.device.type == "cpu" and bool(mask.all()) else mask
+        if not len(self.layers):
+            return x[:, None, : 1 if cls_only else None]
         outputs = []
         for layer in self.layers[:-1]:
             x = layer(x, visible)

@@ -42,6 +42,7 @@ class Cost:
 @dataclass(frozen=True)
 class Description:
     encoding: str
+    decoder: str
     aggregator: str
     contrastive: bool
     parameters: int
@@ -64,6 +65,7 @@ def describe(config: Config) -> Description:
     growth = {count: cost(with_equal_views(config.model, count)) for count in GROWTH}
     return Description(
         encoding=config.model.encoding,
+        decoder=config.model.decoder,
         aggregator=config.model.aggregator,
         contrastive=bool(config.contrast.enabled),
         parameters=sum(parts.values()),
@@ -129,7 +131,7 @@ def _parts(model: Haav | Ensemble) -> dict[str, int]:
         projections = _size(member.encoding.embed)
         parts["view projections"] += projections
         parts["encoder"] += _size(member.encoding) - projections
-        parts["decoder layers"] += _size(decoder.layers)
+        parts["decoder layers"] += _size(decoder) - _size(decoder.words) - _size(decoder.output)
         parts["word embedding"] += _size(decoder.words)
         parts["word output"] += _size(decoder.output)
     return parts

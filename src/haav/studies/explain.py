@@ -167,7 +167,7 @@ def explain(
 def weighing(captioner: Captioner) -> Haav:
     """The model of a captioner. Raises ConfigError if the model has no view weights."""
     model = captioner.model
-    if not isinstance(model, Haav) or not all(part.exposes_weights for part in model.decoder.aggregators):
+    if not isinstance(model, Haav) or not model.decoder.exposes_weights:
         raise ConfigError("this model does not weigh views against each other, so there is nothing to explain.")
     return model
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from haav.model.aggregators import Aggregator
-from haav.model.layers import Attention, FeedForward, sinusoids
-from haav.types import Aggregated, Cache, Decoded, EncodedViews, KeyValues, Memory
+from haav.model.decoders.base import Decoder, DecoderSizes, decoders
+from haav.model.layers import Attention, EncoderLayer, FeedForward, sinusoids
+from haav.types import Aggregated, Cache, EncodedViews, KeyValues, Memory
 
 
 class DecoderLayer(nn.Module):
@@ -32,42 +33,39 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(gathered.context).view_as(words), gathered, known
 
 
-class Decoder(nn.Module):
-    def __init__(
-        self, new_layer: Callable[[], DecoderLayer], layers: int, d_model: int, vocabulary_size: int, max_words: int
-    ) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary_size, d_model)
-        self.layers = nn.ModuleList(new_layer() for _ in range(layers))
-        self.output = nn.Linear(d_model, vocabulary_size, bias=False)
-        # Row 0 is unused: the release counts words from 1.
-        self.register_buffer("positions", sinusoids(max_words + 1, d_model))
+@decoders.register("transformer")
+class TransformerDecoder(Decoder):
+    uses_aggregator = True
+    exportable = True
+    encoder_layer = EncoderLayer
 
-    def add_words(self, shares: Tensor) -> None:
-        """Add a word per row of `shares` (new words, words). It starts as that mixture of the words before it."""
-        for layer in (self.words, self.output):
-            layer.weight = nn.Parameter(torch.cat([layer.weight, shares @ layer.weight]).detach())
-        self.words.num_embeddings = self.output.out_features = len(self.words.weight)
+    @staticmethod
+    def least_rows(encoder_layers: int, slots: int, sizes: DecoderSizes) -> int:
+        layers = encoder_layers + sizes.layers
+        return sizes.max_words + layers * (sizes.d_model + sizes.d_ff) + 2 * encoder_layers * slots
+
+    def build(self, new_aggregator: Callable[[], Aggregator], sizes: DecoderSizes) -> None:
+        def new_layer() -> DecoderLayer:
+            return DecoderLayer(new_aggregator(), sizes.d_model, sizes.heads, sizes.d_ff, sizes.dropout)
+
+        self.layers = nn.ModuleList(new_layer() for _ in range(sizes.layers))
+        # Row 0 is unused: the release counts words from 1.
+        self.register_buffer("positions", sinusoids(sizes.max_words + 1, sizes.d_model))
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One per layer"""
         return tuple(layer.aggregator for layer in self.layers if isinstance(layer, DecoderLayer))
 
+    @property
+    def exposes_weights(self) -> bool:
+        return all(aggregator.exposes_weights for aggregator in self.aggregators)
+
     def init_cache(self, encoded: EncodedViews) -> Cache:
         """The cache before the first word: cross-attention keys and values, once per photo."""
         return Cache(tuple(aggregator.build_memory(encoded) for aggregator in self.aggregators), words=())
 
-    def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
-        """tokens (B, C, T) int64, the next T words of C captions of each photo"""
-        states, gathered, cache = self.read(tokens, cache)
-        given = [layer.weights for layer in gathered if layer.weights is not None]
-        weights = [part.view(*tokens.shape, *part.shape[2:]) for part in given]
-        looks = tuple(layer.looks for layer in gathered)
-        return Decoded(self.output(states), torch.stack(weights, dim=3) if weights else None, cache, looks)
-
     def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, list[Aggregated], Cache]:
-        """The same without the scores: (B, C, T, D) states that `output` turns into scores, what each layer gathered"""
         new = tokens.shape[2]
         end = cache.length + new
         positions = self.get_buffer("positions")
