@@ -196,6 +196,7 @@ def test_a_new_word_starts_as_the_mixture_it_is_given(decoder: str) -> None:
     after = model(views, captions).logits
     assert_close(after[..., :-1], before)
     assert_close(after[..., -1], before[..., [5, 7]].mean(dim=-1))
+    assert_close(model.decoder.words.weight[-1], model.decoder.words.weight[[5, 7]].mean(dim=0))
 
 
 # Settings
