@@ -153,14 +153,14 @@ def test_a_small_set_is_gone_through_until_the_epoch_has_its_steps(
     run = started(prepare(config, tmp_path, world / "base"), tmp_path)
     assert steps <= run.per_epoch < steps + batch
     assert run.steps == 2 * run.per_epoch
-    order = loop._passes(run.batches, epoch=1, passes=run.passes)
+    order = list(loop._passes(run.batches, epoch=1, passes=run.passes))
     assert len(order) >= run.per_epoch * accumulate
     per_pass = photos // min(batch, photos)
     for start in range(0, len(order), per_pass):
         rows = [row for part in order[start : start + per_pass] for row in part]
         assert len(set(rows)) == len(rows) == per_pass * min(batch, photos), "no photo twice in a pass"
     assert len({tuple(part) for part in order}) > 1
-    assert order != loop._passes(run.batches, epoch=0, passes=run.passes)
+    assert order != list(loop._passes(run.batches, epoch=0, passes=run.passes))
 
 
 def started(setup: Setup, folder: Path) -> loop._Run:

@@ -145,20 +145,24 @@ def store(
 
 
 def dataset(
-    path: Annotated[str, "Karpathy or COCO JSON, CSV or JSONL (also .gz), or a folder with captions.txt"],
+    path: Annotated[str, "Karpathy or COCO JSON, CSV or JSONL (also .gz), .arrow, or a folder with captions.txt"],
     *,
+    out: Annotated[str | None, "write the data set as an .arrow file, which training reads without loading it"] = None,
     images: Annotated[str | None, "folder, tar or list of the photos, to find missing and duplicate ones"] = None,
     json: Json = False,
 ) -> int:
-    """Count the photos and captions of a data set. It fails without captions, or if splits share photos."""
+    """Count the photos and captions of a data set, or convert it. Fails without captions, or if splits share photos."""
     from dataclasses import asdict
 
     from haav.cli import output
     from haav.data.annotations import check_dataset, load_dataset
+    from haav.data.convert import convert
     from haav.photos import sources
 
+    if out is not None:
+        convert(path, out)
     pictures = sources.digests(sources.find_photos(images.split(","))) if images else None
-    check = check_dataset(load_dataset(path), pictures)
+    check = check_dataset(load_dataset(out or path), pictures)
     print_json(asdict(check)) if json else output.print_check(check)
     if not check.captions and not check.machine_captions:
         raise DataError(

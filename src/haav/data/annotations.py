@@ -5,83 +5,33 @@ from __future__ import annotations
 import csv
 import io
 import json
-import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from haav.errors import ConfigError, DataError, unknown
+import numpy as np
+
+from haav.data.dataset import SPLITS, Dataset, Photo, columns
+from haav.data.mapped import ARROW, MappedPhotos
+from haav.errors import DataError, unknown
 from haav.files import read_text
 from haav.photos.sources import SUFFIXES
 
+__all__ = ["SPLITS", "Dataset", "Photo", "check_dataset", "load_dataset"]
 MAX_BYTES = 2_000_000_000
-SPLITS = ("train", "val", "test")
 HUMAN = "human"
 """`by` of a caption that a person wrote; any other name is that of a captioning system"""
 
 
-@dataclass(frozen=True)
-class Photo:
-    id: str
-    """the name under which its views are stored: a file name"""
-    split: str
-    captions: tuple[str, ...] = ()
-    """by people; empty for an unlabelled photo"""
-    coco_id: int | None = None
-    """its number in COCO, if the file has it"""
-    machine_captions: tuple[str, ...] = ()
-    """by a captioning system (`by` in the file). Only training reads them, and only where it is told to."""
-
-
-@dataclass(frozen=True)
-class Dataset:
-    photos: tuple[Photo, ...]
-
-    @cached_property
-    def names_machines(self) -> bool:
-        """Whether any of its captions names a captioning system as its author."""
-        return any(photo.machine_captions for photo in self.photos)
-
-    def split(self, name: str) -> tuple[Photo, ...]:
-        if name not in SPLITS:
-            raise ConfigError(unknown("split", name, SPLITS))
-        return tuple(photo for photo in self.photos if photo.split == name)
-
-    def label_fraction(self, fraction: float, by: str = "photo", seed: int = 0) -> Dataset:
-        """Keep the captions of a share of the training photos, or a share of the training captions. All photos stay.
-
-        Fractions are nested: the captions kept for 0.1 are among those kept for 0.2.
-        """
-        if not 0 <= fraction <= 1:
-            raise ConfigError(f"a label fraction is between 0 and 1, not {fraction}.")
-        if by not in ("photo", "caption"):
-            raise ConfigError(unknown("way to take a fraction", by, ("photo", "caption")))
-        labelled = sorted(photo.id for photo in self.photos if photo.split == "train" and photo.captions)
-        captions = {photo.id: photo.captions for photo in self.photos}
-        units = [(name, index) for name in labelled for index in range(1 if by == "photo" else len(captions[name]))]
-        random.Random(seed).shuffle(units)
-        kept: dict[str, set[int]] = {}
-        for name, index in units[: round(fraction * len(units))]:
-            kept.setdefault(name, set()).update(range(len(captions[name])) if by == "photo" else {index})
-
-        def keep_some(photo: Photo) -> Photo:
-            if photo.split != "train":
-                return photo
-            indices = kept.get(photo.id, set())
-            return replace(photo, captions=tuple(text for index, text in enumerate(photo.captions) if index in indices))
-
-        return Dataset(tuple(keep_some(photo) for photo in self.photos))
-
-
 def load_dataset(path: str | Path, split: str = "train") -> Dataset:
     """Karpathy JSON, COCO captions JSON, JSON `{image: [captions]}`, CSV or JSONL with `image, caption[, split][, by]`,
-    or a folder with captions.txt.
+    a folder with captions.txt, or the `.arrow` file that `convert` makes of one of these.
 
-    `split` is the split of photos in formats without splits. All files may be gzipped (`.gz`). A data set without a
-    photo is an error.
+    The photos of an `.arrow` file are read when they are asked for, those of other files at once. `split` is the split
+    of photos in formats without splits. Text files may be gzipped (`.gz`). A data set without a photo is
+    an error.
     """
     path = Path(path)
     dataset = _load(path, split)
@@ -93,6 +43,8 @@ def load_dataset(path: str | Path, split: str = "train") -> Dataset:
 def _load(path: Path, split: str) -> Dataset:
     if path.is_dir():
         return _folder(path, split)
+    if path.suffix == ARROW:
+        return Dataset(MappedPhotos(path))
     name = path.name.removesuffix(".gz")
     text = read_text(path, MAX_BYTES)
     if not text.strip():
@@ -126,7 +78,7 @@ def _load(path: Path, split: str) -> Dataset:
 
 
 @dataclass
-class _Captions:
+class Captions:
     """The captions of a photo, by author."""
 
     human: list[str] = field(default_factory=list)
@@ -147,7 +99,7 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
         try:
             name = image["filename"]
             split = "train" if image["split"] == "restval" else image["split"]
-            captions = _Captions()
+            captions = Captions()
             for sentence in image.get("sentences") or ():
                 captions.add(sentence["raw"], sentence.get("by"))
             coco_id = image.get("cocoid")
@@ -162,7 +114,7 @@ def _karpathy(data: dict[str, Any], path: Path) -> Dataset:
 def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
     try:
         names = {image["id"]: str(image["file_name"]) for image in data["images"]}
-        captions = {name: _Captions() for name in names.values()}
+        captions = {name: Captions() for name in names.values()}
         for annotation in data["annotations"]:
             captions[names[annotation["image_id"]]].add(annotation["caption"], HUMAN)
     except (KeyError, TypeError, AttributeError) as error:
@@ -172,9 +124,17 @@ def _coco(data: dict[str, Any], path: Path, split: str) -> Dataset:
     return _unique([Photo(name, split, tuple(texts.human), coco_ids[name]) for name, texts in captions.items()], path)
 
 
-def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
-    captions: dict[str, _Captions] = {}
-    splits: dict[str, str] = {}
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, checked"""
+
+    image: str
+    split: str
+    caption: str
+    author: object
+
+
+def checked_rows(rows: Iterable[Any], path: Path, split: str) -> Iterator[Row]:
     for index, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not row.get("image"):
             columns = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
@@ -183,19 +143,27 @@ def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
             )
         image = str(row["image"])
         row_split = _split(str(row.get("split") or split), path)
-        if splits.setdefault(image, row_split) != row_split:
-            raise DataError(f"{path}: '{image}' is in two splits, {splits[image]} and {row_split}.")
-        texts = captions.setdefault(image, _Captions())
         caption = row.get("caption")
         if not isinstance(caption, (str, type(None))):
             raise DataError(f"{path}: row {index} ('{image}') must have a text as caption, not {str(caption)[:60]}.")
-        texts.add(caption or "", row.get("by"))
-    return Dataset(
-        tuple(
-            Photo(image, splits[image], tuple(texts.human), machine_captions=tuple(texts.machine))
-            for image, texts in captions.items()
-        )
-    )
+        yield Row(image, row_split, caption or "", row.get("by"))
+
+
+def photo_of(rows: Sequence[Row], path: Path) -> Photo:
+    """The photo that all of the rows are of"""
+    first, captions = rows[0], Captions()
+    for row in rows:
+        if row.split != first.split:
+            raise DataError(f"{path}: '{first.image}' is in two splits, {first.split} and {row.split}.")
+        captions.add(row.caption, row.author)
+    return Photo(first.image, first.split, tuple(captions.human), machine_captions=tuple(captions.machine))
+
+
+def _table(rows: Iterable[Any], path: Path, split: str) -> Dataset:
+    of_photo: dict[str, list[Row]] = {}
+    for row in checked_rows(rows, path, split):
+        of_photo.setdefault(row.image, []).append(row)
+    return Dataset(tuple(photo_of(rows, path) for rows in of_photo.values()))
 
 
 def _folder(path: Path, split: str) -> Dataset:
@@ -204,7 +172,7 @@ def _folder(path: Path, split: str) -> Dataset:
     Pictures that it does not list are unlabelled.
     """
     pictures = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES)
-    captions = {file.relative_to(path).as_posix(): _Captions() for file in pictures}
+    captions = {file.relative_to(path).as_posix(): Captions() for file in pictures}
     for line_number, line in enumerate(read_text(path / "captions.txt", MAX_BYTES).splitlines(), 1):
         if not line.strip() or line.lower().replace(" ", "") == "image,caption":
             continue
@@ -276,24 +244,27 @@ class Check:
 
 def check_dataset(dataset: Dataset, pictures: dict[str, str] | None = None) -> Check:
     """`pictures`: name → digest of the bytes, if the pictures are available"""
-    splits = {photo.id: photo.split for photo in dataset.photos}
+    splits = {photo.id: photo.split for photo in dataset.photos} if pictures is not None else {}
     missing: tuple[str, ...] = ()
     duplicates: list[tuple[str, str]] = []
     surplus = 0
     if pictures is not None:
-        missing = tuple(photo.id for photo in dataset.photos if photo.id not in pictures)
+        missing = tuple(name for name in splits if name not in pictures)
         surplus = sum(name not in splits for name in pictures)
         first: dict[str, str] = {}
         for name in (name for name in pictures if name in splits):
             other = first.setdefault(pictures[name], name)
             if other != name:
                 duplicates.append((other, name))
+    facts = columns(dataset.photos)
+    by_split = {name: facts.captions[facts.rows(name)] for name in SPLITS}
+    numbers, counts = np.unique(facts.captions, return_counts=True)
     return Check(
-        photos=dict(Counter(splits.values())),
-        captions=dict(sum((Counter({p.split: len(p.captions)}) for p in dataset.photos), Counter())),
-        captions_per_photo=dict(sorted(Counter(len(photo.captions) for photo in dataset.photos).items())),
-        machine_captions=sum(len(photo.machine_captions) for photo in dataset.photos),
-        unlabelled=sum(not photo.captions for photo in dataset.photos),
+        photos={name: len(own) for name, own in by_split.items() if len(own)},
+        captions={name: int(own.sum()) for name, own in by_split.items() if own.any()},
+        captions_per_photo=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        machine_captions=int(facts.machine_captions.sum()),
+        unlabelled=int((facts.captions == 0).sum()),
         missing=missing,
         surplus=surplus,
         duplicates=tuple(duplicates),

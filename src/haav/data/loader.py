@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
-from haav.data.annotations import Photo
 from haav.data.collate import collate
+from haav.data.dataset import Photo, ids_of, take
 from haav.errors import StoreError
 from haav.provenance import MadeBy, check_made_by
 from haav.store import Store
@@ -21,7 +24,10 @@ from haav.types import Batch
 
 
 class StoredPhotos(torch.utils.data.Dataset[Any]):
-    """Photos with their views in a store and their captions as word ids. An item is a whole batch."""
+    """Photos with their views in a store and their captions as word ids. An item is a whole batch.
+
+    What a batch needs is read when it is fetched, so that the photos need not be in memory.
+    """
 
     def __init__(
         self,
@@ -37,23 +43,12 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
         captions of each photo in the loss (default: 1 each)"""
         self.store = store
         self.views = tuple(views)
-        self.photos = tuple(photos)
-        self.ids = tuple(photo.id for photo in photos)
-        self.vocabulary = vocabulary
-        self.captions = None
-        if vocabulary is not None:
-            encoded = ([vocabulary.encode(text) for text in photo.captions] for photo in photos)
-            # <bos>, at most `max_words` words, and <eos> only where the caption was not cut
-            self.captions = [[words[: max_words + 2] for words in photo] for photo in encoded]
-        self.weights = None if weights is None else tuple(weights)
-        for view in self.views:
-            missing = store.missing(view, self.ids)
-            if missing:
-                raise StoreError(
-                    f"view '{view}' is missing for {len(missing):,} of {len(self.ids):,} photos "
-                    f"(first: {missing[0]}).\n"
-                    f"  Finish it with: haav extract --store {store.path} --views {view} --images …"
-                )
+        self.photos = photos
+        self.vocabulary, self.max_words = vocabulary, max_words
+        self.weights = weights
+        self.groups: list[NDArray[np.unsignedinteger]] | None = None
+        """rows of each shard, if the store has shards"""
+        self._check_views()
         manifests = store.views
         fingerprints = {view: manifests[view].made_by for view in self.views if view in manifests}
         check_made_by(made_by or {}, fingerprints, f"that of {store.path}")
@@ -61,23 +56,48 @@ class StoredPhotos(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.photos)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process is told the rows of its batches."""
+        return self.__dict__ | {"groups": None}
+
+    @property
+    def ids(self) -> Iterator[str]:
+        return ids_of(self.photos)
+
     def shuffled(self, batch: int, seed: int, readers: int = 1) -> ShuffledBatches | ShardedBatches:
         """Shuffled full batches of all photos, in an order that suits the store."""
-        if isinstance(self.store, Store):
+        if self.groups is None:
             return ShuffledBatches(len(self), batch, seed, drop_last=True)
-        rows = {photo: row for row, photo in enumerate(self.ids)}
-        groups = [[rows[photo] for photo in shard if photo in rows] for shard in self.store.groups]
-        return ShardedBatches([group for group in groups if group], batch, seed, readers, WINDOW)
+        return ShardedBatches(self.groups, batch, seed, readers, WINDOW)
 
     def __getitem__(self, rows: Sequence[int]) -> Batch:
-        ids = [self.ids[row] for row in rows]
-        views = {view: self.store.get_many(view, ids) for view in self.views}
+        photos = take(self.photos, rows)
+        ids = [photo.id for photo in photos]
         return collate(
             ids,
-            views,
-            None if self.captions is None else [self.captions[row] for row in rows],
+            {view: self.store.get_many(view, ids) for view in self.views},
+            None if self.vocabulary is None else [self._encode(photo, self.vocabulary) for photo in photos],
             weights=None if self.weights is None else [self.weights[row] for row in rows],
         )
+
+    def _encode(self, photo: Photo, vocabulary: Vocabulary) -> list[list[int]]:
+        """Captions as <bos>, at most `max_words` words, and <eos> only where the caption was not cut"""
+        return [vocabulary.encode(text)[: self.max_words + 2] for text in photo.captions]
+
+    def _check_views(self) -> None:
+        """Find the photos in the store. It is an error if a view of one is missing."""
+        store = self.store
+        if isinstance(store, ShardStore):
+            self.groups = store.groups(self.ids)
+            if sum(map(len, self.groups)) == len(self) and all(view in store.views for view in self.views):
+                return
+        for view in self.views:
+            missing = store.missing(view, self.ids)
+            if missing:
+                raise StoreError(
+                    f"view '{view}' is missing for {len(missing):,} of {len(self):,} photos (first: {missing[0]}).\n"
+                    f"  Finish it with: haav extract --store {store.path} --views {view} --images …"
+                )
 
 
 class ShuffledBatches(Sampler[list[int]]):
@@ -91,11 +111,11 @@ class ShuffledBatches(Sampler[list[int]]):
         return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = list(range(self.size))
+        order = array("I" if self.size < 1 << 32 else "Q", range(self.size))
         if self.shuffle:
             random.Random(f"{self.seed}-{self.epoch}").shuffle(order)
         for step in range(len(self)):
-            yield order[step * self.batch : (step + 1) * self.batch]
+            yield order[step * self.batch : (step + 1) * self.batch].tolist()
 
 
 class ShardedBatches(Sampler[list[int]]):
@@ -105,7 +125,14 @@ class ShardedBatches(Sampler[list[int]]):
     part per reader, cut as `distributed.share` cuts it.
     """
 
-    def __init__(self, groups: Sequence[Sequence[int]], batch: int, seed: int, readers: int, window: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int] | NDArray[np.unsignedinteger]],
+        batch: int,
+        seed: int,
+        readers: int,
+        window: int,
+    ) -> None:
         """`groups`: the rows of each shard; `window`: the number of shards that are mixed"""
         if readers > len(groups):
             raise StoreError(f"{readers} processes need at least as many shards, and there are {len(groups)}.")
@@ -135,12 +162,12 @@ class ShardedBatches(Sampler[list[int]]):
                 for row in lane[step * part : (step + 1) * part]
             ]
 
-    def _mixed(self, shards: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-        order: list[int] = []
+    def _mixed(self, shards: Sequence[Sequence[int] | NDArray[np.unsignedinteger]], rng: random.Random) -> array[int]:
+        order = array("I" if sum(map(len, self.groups)) < 1 << 32 else "Q")
         for start in range(0, len(shards), self.window):
-            rows = [row for shard in shards[start : start + self.window] for row in shard]
+            rows = np.concatenate(shards[start : start + self.window]).tolist()
             rng.shuffle(rows)
-            order += rows
+            order.extend(rows)
         return order
 
 

@@ -77,7 +77,7 @@ def _is_row(line: str) -> bool:
     return isinstance(row, dict) and "image" in row and ("caption" in row or "error" in row)
 
 
-def load_references(path: str | Path, split: str | None = None) -> tuple[Photo, ...]:
+def load_references(path: str | Path, split: str | None = None) -> Sequence[Photo]:
     """The photos of a split. `split` may be omitted if the file has only one."""
     dataset = load_dataset(path, split or "train")
     splits = sorted({photo.split for photo in dataset.photos})

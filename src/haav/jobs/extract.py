@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from haav.errors import DataError, HaavError, printable
+from haav.errors import HaavError
 from haav.inference.stream import PhotoItem
 from haav.jobs.folder import Folder
 from haav.jobs.job import Job, Output, Writer, read_record
@@ -20,7 +19,7 @@ from haav.jobs.source import SourcePart
 from haav.photos.images import load_image
 from haav.provenance import MadeBy, check_made_by
 from haav.store import ViewManifest
-from haav.store.shards import INDEX, add_sample, index_of
+from haav.store.shards import add_sample, write_index
 from haav.types import PhotoView
 from haav.views import Extractor, ExtractorOptions, PhotoBatch, build_extractor
 from haav.views.batch_size import fitting_batch
@@ -84,16 +83,15 @@ class ExtractJob(Job):
 
     def write_index(self, parts: int) -> None:
         """List the photos of all shards, when all are there."""
-        folder, ids = Folder(self.out), dict[str, int]()
-        groups: list[tuple[str, Sequence[str]]] = []
-        for index in range(parts):
-            record = read_record(folder, index)
-            for photo in record.ids:
-                if photo in ids:
-                    raise DataError(f"two photos are called '{printable(photo)}': in parts {ids[photo]} and {index}.")
-                ids[photo] = index
-            groups.append((self.file(index), record.ids))
-        folder.write(INDEX, json.dumps(index_of(self.manifests, groups)).encode())
+        folder, sizes = Folder(self.out), dict[str, int]()
+
+        def names() -> Iterator[str]:
+            for index in range(parts):
+                ids = read_record(folder, index).ids
+                sizes[self.file(index)] = len(ids)
+                yield from ids
+
+        write_index(folder.write, self.manifests, sizes, names)
 
 
 def _load(item: PhotoItem) -> Image.Image:

@@ -160,8 +160,11 @@ class Store:
             return [bytes(key).decode() for key in transaction.cursor(db=table).iternext(keys=True, values=False)]
 
     def missing(self, view: str, ids: Iterable[str]) -> list[str]:
-        known = set(self.ids(view))
-        return [photo for photo in ids if photo not in known]
+        table = self._table(view)
+        if table is None:
+            return list(ids)
+        with self._read() as transaction:
+            return [photo for photo in ids if not _has(transaction, table, photo)]
 
     def get(self, view: str, photo: str) -> PhotoView:
         table = self._required(view)
@@ -305,6 +308,13 @@ def _key(photo: str) -> bytes:
     if not key or len(key) > 511:
         raise StoreError(f"a photo's name must have 1 to 511 bytes; this one has {len(key)}: '{photo[:60]}…'.")
     return key
+
+
+def _has(transaction: Any, table: Any, photo: str) -> bool:
+    try:
+        return transaction.get(_key(photo), db=table) is not None
+    except (StoreError, UnicodeEncodeError):  # a name that no record can have
+        return False
 
 
 def _read_manifest(value: bytes, path: Path) -> ViewManifest:

@@ -1,7 +1,8 @@
 """A store as WebDataset shards: plain tar files that a cluster streams.
 
 Each photo is one sample. `KEY.VIEW.haav` members hold the store's own records, checksums included. `KEY.json` holds the
-photo's name. `index.json` lists the views and the photos of each shard. Shards hold data only, no code.
+photo's name. `index.json` lists the views and the shards. An array beside it finds the shard of a photo. Shards hold
+data only, no code.
 """
 
 from __future__ import annotations
@@ -9,24 +10,34 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import tarfile
+import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
+from hashlib import sha256
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from haav.errors import StoreError, unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from haav.errors import StoreError, printable, unknown
 from haav.files import json_of, write_atomically
 from haav.photos.remote import is_remote
 from haav.store.lmdb import Store
+from haav.store.photo_index import PhotoIndex, RepeatedName
 from haav.store.records import ViewManifest, pack, unpack
 from haav.store.shard_cache import ShardCache
 from haav.types import PhotoView, ViewSpec
 
 SUFFIX = "haav"
-INDEX, FORMAT = "index.json", "haav-shards-1"
+INDEX, FORMAT = "index.json", "haav-shards-2"
+FORMAT_WITH_IDS = "haav-shards-1"
+"""whose index lists the names of all photos"""
 WINDOW = 2
 """number of shards whose photos are shuffled together"""
 
@@ -46,8 +57,6 @@ def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int 
     # Shards of even size: a small last one would waste an epoch.
     cuts = [len(ids) * shard // count for shard in range(count + 1)]
     parts = list(pairwise(cuts))
-    groups = [(_name(shard), ids[start:end]) for shard, (start, end) in enumerate(parts)]
-    index = index_of({view: store.views[view] for view in views}, groups)
     for shard, (start, end) in enumerate(parts):
         final = out / _name(shard)
         partial = final.with_suffix(".partial")
@@ -55,17 +64,59 @@ def write_shards(store: Store, views: Sequence[str], out: Path, shard_size: int 
             for row, photo in enumerate(ids[start:end], start):
                 add_sample(tar, f"{row:09d}", photo, {view: store.get(view, photo) for view in views})
         os.replace(partial, final)
-    write_atomically(out / INDEX, lambda path: path.write_text(json.dumps(index), encoding="utf-8"))
+    sizes = {_name(shard): end - start for shard, (start, end) in enumerate(parts)}
+    write_index(
+        lambda name, file: _place(file, out / name), {view: store.views[view] for view in views}, sizes, lambda: ids
+    )
     return count
 
 
-def index_of(views: Mapping[str, ViewManifest], shards: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """What `index.json` holds. `shards`: the file of each, and its photos"""
-    return {
-        "format": FORMAT,
-        "views": {name: asdict(manifest) for name, manifest in views.items()},
-        "shards": [{"file": file, "ids": list(ids)} for file, ids in shards],
-    }
+def write_index(
+    write: Callable[[str, Path], None],
+    views: Mapping[str, ViewManifest],
+    shards: Mapping[str, int],
+    names: Callable[[], Iterable[str]],
+) -> None:
+    """Write the index of shards, `index.json` last.
+
+    `write`: puts a file beside the shards, under a name; `shards`: file → photos, complete when the names have been
+    read; `names`: gives the names of the photos of all shards in order, each time that it is called. Two photos with
+    one name are a StoreError.
+    """
+    try:
+        photos = PhotoIndex.of(names)
+    except RepeatedName as error:
+        files = list(shards)
+        first, second = (files[shard] for shard in _shards_of([error.first, error.second], list(shards.values())))
+        raise StoreError(f"two photos are called '{printable(error.name)}': in {first} and {second}.") from None
+    with tempfile.TemporaryDirectory(prefix="haav-index-") as folder:
+        array, index = Path(folder, "array"), Path(folder, "index")
+        photos.save(array)
+        with open(array, "rb") as file:
+            digest = sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+        # Named by its content: `index.json` never meets the array of another one.
+        name = f"index-{digest.hexdigest()[:16]}.npy"
+        facts = {
+            "format": FORMAT,
+            "views": {view: asdict(manifest) for view, manifest in views.items()},
+            "shards": [{"file": file, "photos": size} for file, size in shards.items()],
+            "photos": {"file": name, "salt": photos.salt},
+        }
+        index.write_text(json.dumps(facts), encoding="utf-8")
+        write(name, array)
+        write(INDEX, index)
+
+
+def _place(file: Path, target: Path) -> None:
+    write_atomically(target, lambda path: shutil.copyfile(file, path))
+
+
+def _shards_of(places: Sequence[int] | NDArray[np.int64], sizes: Sequence[int]) -> NDArray[np.int64]:
+    """The shard of each place, -1 of place -1"""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return np.where(np.asarray(places) < 0, -1, np.searchsorted(ends, places, side="right"))
 
 
 def add_sample(tar: tarfile.TarFile, key: str, photo: str, views: Mapping[str, PhotoView]) -> None:
@@ -89,42 +140,88 @@ class ShardStore:
         self._cache = ShardCache(self.path) if is_remote(self.path) else None
         try:
             index = json_of(self._cache.read(INDEX) if self._cache else (Path(self.path) / INDEX).read_bytes())
-            if index["format"] != FORMAT:
+            listed = index["format"] == FORMAT_WITH_IDS
+            if index["format"] not in (FORMAT, FORMAT_WITH_IDS):
                 raise ValueError(f"its format is {index['format']!r}")
             self.files = [str(entry["file"]) for entry in index["shards"]]
-            self.groups = [tuple(map(str, entry["ids"])) for entry in index["shards"]]
             self.views = {name: _manifest(entry) for name, entry in index["views"].items()}
+            if listed:
+                groups = [list(map(str, entry["ids"])) for entry in index["shards"]]
+                self.sizes = list(map(len, groups))
+                self._index = PhotoIndex.of(lambda: chain.from_iterable(groups))
+                array, salt = None, 0
+            else:
+                self.sizes = [int(entry["photos"]) for entry in index["shards"]]
+                array, salt = str(index["photos"]["file"]), int(index["photos"]["salt"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"{self.path}/{INDEX} is damaged: {error}.") from None
-        if any(Path(file).name != file for file in self.files):
+        except RepeatedName as error:
+            raise StoreError(f"{self.path}/{INDEX} is damaged: it names '{printable(error.name)}' twice.") from None
+        if any(Path(file).name != file for file in (*self.files, *([array] if array else []))):
             raise StoreError(f"{self.path}/{INDEX} names shards outside its folder.")
-        self._shard = {photo: shard for shard, ids in enumerate(self.groups) for photo in ids}
+        if array is not None:
+            self._index = self._map(array, salt)
         self._read: OrderedDict[int, dict[str, dict[str, PhotoView]]] = OrderedDict()
 
+    def __reduce__(self) -> tuple[type[ShardStore], tuple[str, int]]:
+        """Another process maps the index itself."""
+        return ShardStore, (self.path, self.kept)
+
+    def _map(self, name: str, salt: int) -> PhotoIndex:
+        if self._cache is not None:
+            with suppress(FileNotFoundError):  # another process made room in between
+                return PhotoIndex.load(self._cache.fetch(name), salt, sum(self.sizes))
+        try:
+            path = Path(self.path) / name if self._cache is None else self._cache.fetch(name)
+            return PhotoIndex.load(path, salt, sum(self.sizes))
+        except OSError as error:
+            raise StoreError(f"{self.path}/{name} cannot be read: {error.strerror}.") from None
+
     def ids(self, view: str) -> list[str]:
-        return list(self._shard) if view in self.views else []
+        """Names of all photos, in order. Reads all shards."""
+        if view not in self.views:
+            return []
+        return [photo for file in self.files for photo in self._load(file)]
+
+    def places(self, ids: Iterable[str]) -> NDArray[np.int64]:
+        """The place of each photo, counted over all shards, or -1. Names with the same hash have the same place."""
+        places = self._index.places(ids)
+        if len(places) and places.max() >= sum(self.sizes):
+            raise StoreError(f"the index of {self.path} is damaged: it has places beyond the last photo.")
+        return places
 
     def missing(self, view: str, ids: Iterable[str]) -> list[str]:
-        return [photo for photo in ids if view not in self.views or photo not in self._shard]
+        ids = list(ids)
+        return ids if view not in self.views else [ids[row] for row in np.flatnonzero(self.places(ids) < 0)]
 
     def get_many(self, view: str, photos: Sequence[str]) -> list[PhotoView]:
         """The records in the order of `photos`."""
         if view not in self.views:
             raise StoreError(unknown("view", view, self.views))
-        missing = self.missing(view, photos)
-        if missing:
+        shards = _shards_of(self.places(photos), self.sizes)
+        missing = np.flatnonzero(shards < 0)
+        if len(missing):
             raise StoreError(
-                f"store {self.path} has no view '{view}' of '{missing[0]}' "
+                f"store {self.path} has no view '{view}' of '{photos[missing[0]]}' "
                 f"({len(missing)} of {len(photos)} photos are missing)."
             )
-        return [self._photo(photo)[view] for photo in photos]
+        return [self._photo(photo, shard)[view] for photo, shard in zip(photos, shards.tolist(), strict=True)]
 
     def in_order(self, photos: Iterable[str]) -> list[str]:
         """The photos sorted by shard. Reading them in this order reads each shard once."""
-        return sorted(photos, key=lambda photo: self._shard.get(photo, -1))
+        photos = list(photos)
+        shards = _shards_of(self.places(photos), self.sizes)
+        return [photos[row] for row in np.argsort(shards, kind="stable").tolist()]
 
-    def _photo(self, photo: str) -> dict[str, PhotoView]:
-        shard = self._shard[photo]
+    def groups(self, ids: Iterable[str]) -> list[NDArray[np.unsignedinteger]]:
+        """The rows of `ids` in each shard that has any, in the order of the shard."""
+        places = self.places(ids)
+        order = np.argsort(places, kind="stable")
+        cuts = np.searchsorted(places[order], np.cumsum([0, *self.sizes]))
+        rows = order.astype(np.min_scalar_type(len(order)))
+        return [rows[start:end] for start, end in pairwise(cuts.tolist()) if end > start]
+
+    def _photo(self, photo: str, shard: int) -> dict[str, PhotoView]:
         if shard not in self._read:
             while len(self._read) >= self.kept:
                 self._read.popitem(last=False)
@@ -132,7 +229,7 @@ class ShardStore:
         self._read.move_to_end(shard)
         views = self._read[shard].get(photo)
         if views is None:
-            raise StoreError(f"{self.path}/{self.files[shard]} lacks '{photo}', which {INDEX} says it has.")
+            raise StoreError(f"{self.path}/{self.files[shard]} lacks '{photo}', which the index says it has.")
         return views
 
     def _load(self, file: str) -> dict[str, dict[str, PhotoView]]:

@@ -14,9 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -308,18 +309,16 @@ def _groups(learner: nn.Module, weight_decay: float, decay_all: bool) -> list[di
     return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def _passes(batches: ShuffledBatches | ShardedBatches, epoch: int, passes: int) -> list[list[int]]:
+def _passes(batches: ShuffledBatches | ShardedBatches, epoch: int, passes: int) -> Iterator[list[int]]:
     """The batches of an epoch that goes through the photos `passes` times"""
-    order: list[list[int]] = []
     for number in range(epoch * passes, (epoch + 1) * passes):
         batches.epoch = number
-        order += batches
-    return order
+        yield from batches
 
 
-def _from_batch(photos: StoredPhotos, batches: Sequence[list[int]], start: int) -> Iterator[Batch]:
+def _from_batch(photos: StoredPhotos, batches: Iterator[list[int]], start: int) -> Iterator[Batch]:
     """This process's share of the batches, beginning with batch `start`"""
-    order = [distributed.share(rows) for rows in batches[start:]]
+    order = map(distributed.share, islice(batches, start, None))
     return iter(build_loader(photos, order, workers=0))  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import torch
 
 from haav import distributed
 from haav.config import Config, DataConfig, to_dict
-from haav.data.annotations import Photo, load_dataset
+from haav.data.annotations import load_dataset
+from haav.data.dataset import Photo, ids_of
 from haav.data.loader import StoredPhotos
 from haav.data.mixture import Mixture, Source, load_mixture, parse_sources
 from haav.data.toy import make_toy
@@ -51,7 +52,7 @@ class Setup:
     unlabelled: StoredPhotos | None
     base: StoredPhotos | None
     """photos that the model to start from knows: it is kept near that model on these"""
-    val: tuple[Photo, ...]
+    val: Sequence[Photo]
     novelty: Novelty | None
     """of the model to start from; it depends on views only, and is saved with the trained one"""
     store: Store | ShardStore
@@ -124,7 +125,7 @@ def prepare(
     contrast: MomentumContrast | None = None
     if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
         contrast = build_contrast(model.encoding, config.model, config.contrast)
-    objective = _objective(config, vocabulary, mixture.references)
+    objective = _objective(config, vocabulary, mixture)
     views = tuple(config.model.views)
     longest = config.decode.max_words - 1
     base = _base(config, mixture, store, out, vocabulary)
@@ -182,11 +183,11 @@ def _with_makers(config: Config, store: Store | ShardStore) -> Config:
     return replace(config, made_by={name: config.made_by.get(name) or made[name] for name in made})
 
 
-def _objective(config: Config, vocabulary: Vocabulary, references: Mapping[str, tuple[str, ...]]) -> Objective:
+def _objective(config: Config, vocabulary: Vocabulary, mixture: Mixture) -> Objective:
     train = config.train
     if train.objective == "xe":
         return CrossEntropy(train.label_smoothing)
-    reward = CiderReward(references, train.reward_end, train.reward_documents == "caption", train.distinct)
+    reward = CiderReward(mixture.references, train.reward_end, train.reward_documents == "caption", train.distinct)
     rules = tuple(build_rules(config.decode, vocabulary))
     imitate = CrossEntropy(train.label_smoothing)
     return SelfCritical(
@@ -244,14 +245,23 @@ def _fingerprint(
             if not settings[section][name]:
                 del settings[section][name]
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
-    facts: list[object] = [
-        settings,
-        vocabulary.words,
-        [photo.id for photo in mixture.train],
-        further.ids if further else (),
-    ]
+    lists: list[Iterable[object]] = [vocabulary.words, ids_of(mixture.train), further.ids if further else ()]
     if mixture.weights is not None:
-        facts.append(mixture.weights)
+        lists.append(mixture.weights)
     if base is not None:
-        facts.append(base.ids)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        lists.append(base.ids)
+    digest = hashlib.sha256()
+    for text in _json_of(settings, lists):
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def _json_of(settings: object, lists: Iterable[Iterable[object]]) -> Iterator[str]:
+    """`json.dumps([settings, *lists])` in parts, so that no list has to be in memory"""
+    yield "[" + json.dumps(settings)
+    for items in lists:
+        yield ", ["
+        for index, item in enumerate(items):
+            yield (", " if index else "") + json.dumps(item)
+        yield "]"
+    yield "]"
