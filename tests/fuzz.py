@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def pictures(folder: Path) -> Check:
 
 
 def annotations(folder: Path) -> Check:
-    from haav.data.annotations import check_dataset, load_dataset
+    from haav.data.annotations import Photo, check_dataset, load_dataset
+    from haav.data.mapped import write_photos
+    from haav.errors import ConfigError
 
     captions = ["a dog runs", "a cat sleeps on a mat"]
     photo = {"filename": "a.jpg", "split": "train", "sentences": [{"raw": text} for text in captions]}
@@ -109,6 +112,10 @@ def annotations(folder: Path) -> Check:
         "t.jsonl": b'{"image": "a.jpg", "caption": "a dog"}\n{"image": "b.jpg", "captions": ["a cat", "two"]}\n',
     }
 
+    with suppress(ConfigError):  # without pyarrow
+        write_photos(folder / "p.arrow", [Photo(f"{index}.jpg", "val", tuple(captions)) for index in range(3)])
+        corpus["p.arrow"] = (folder / "p.arrow").read_bytes()
+
     def check(rng: random.Random) -> None:
         name, data = rng.choice(list(corpus.items()))
         data = mutate(data, rng)
@@ -117,8 +124,11 @@ def annotations(folder: Path) -> Check:
                 name + ".gz",
                 mutate(gzip.compress(data, mtime=0), rng) if rng.random() < 0.5 else gzip.compress(data),
             )
+        (folder / name).unlink(missing_ok=True)  # a file that is mapped must not be cut
         (folder / name).write_bytes(data)
-        check_dataset(load_dataset(folder / name))
+        dataset = load_dataset(folder / name)
+        check_dataset(dataset)
+        list(dataset.photos)
 
     return check
 
