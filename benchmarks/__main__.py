@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.annotations import annotations
 from benchmarks.busy import busy
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
@@ -143,6 +144,7 @@ BENCHMARKS = {
     "reward": reward,
     "scoring": scoring,
     "scale": scale,
+    "annotations": annotations,
     "growth": growth,
     "length": length,
     "loading": loading,
