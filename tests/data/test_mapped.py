@@ -71,7 +71,7 @@ def several(count: int = 30) -> tuple[Photo, ...]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "BATCH", 4)
+    monkeypatch.setattr(mapped, "BATCH", 5)
 
 
 def saved(path: Path, photos: tuple[Photo, ...]) -> Dataset:

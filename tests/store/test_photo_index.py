@@ -126,7 +126,7 @@ def test_a_damaged_array_is_named(folder: Path, damage: str) -> None:
         np.save(array, rows)
     else:
         os.truncate(array, 0 if damage == "empty" else 200)
-    with pytest.raises(StoreError, match=r"damaged|cannot be read"):
+    with pytest.raises(StoreError, match=r"is damaged|cannot be read"):
         open_store(folder).get_many("things", ["7.jpg"])
 
 
