@@ -22,7 +22,7 @@ from haav.cli.main import VERBS, main
 from haav.config import DecodeConfig, load
 from haav.inference.convert import convert
 from haav.text import SPECIAL
-from helpers import ROOT, save_model
+from helpers import ROOT, SAMPLES, save_model
 
 GOLDEN = ROOT / "tests" / "golden" / "release.safetensors"
 
@@ -343,3 +343,24 @@ def test_a_command_is_called_by_its_own_name_in_its_help(capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         main(["pack", "model"])
     assert capsys.readouterr().err.startswith("haav pack: the following arguments are required: --out")
+
+
+def test_captions_import_no_more_than_they_need() -> None:
+    """What a process imports is what a newcomer waits for."""
+    needless = (
+        "haav.evaluate",
+        "haav.studies",
+        "haav.train",
+        "haav.jobs",
+        "haav.web",
+        "jinja2",
+        "matplotlib",
+        "fsspec",
+    )
+    code = (
+        "import sys; from haav.cli.main import main; "
+        f"assert main(['caption', {str(SAMPLES / 'cat.jpg')!r}, '--quiet']) == 0; "
+        f"print([name for name in sys.modules if name.startswith({needless!r})], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")

@@ -72,8 +72,6 @@ def caption(
     from haav.cli import output
     from haav.inference import stream
     from haav.inference.caption_file import CaptionFile, MadeWith
-    from haav.studies.explain import weighing
-    from haav.studies.explain_pages import Pages
     from haav.views.batch_size import fitting_batch
 
     if batch is not None and batch < 1:
@@ -84,6 +82,8 @@ def caption(
     captioner = load_captioner(model, overrides, device, precision, beam)
     options = _options(captioner, views, n_best, must, never, seed, prefix, widen=beam is None)
     if explain:
+        from haav.studies.explain import weighing
+
         weighing(captioner)
     note = output.note if not quiet else lambda text: None
     _note_unknown(options.never, captioner.vocabulary, note)
@@ -93,7 +93,11 @@ def caption(
         settings = JobSettings(paths, out, out_format, engine, address, workers, cores, part, batch, device, precision)
         return caption_in_parts(settings, listed(model), captioner, options, quiet)
     items = stream.find_items(paths, sys.stdin.buffer.read, not no_recursive, note)
-    pages = Pages(Path(explain)) if explain else None
+    pages = None
+    if explain:
+        from haav.studies.explain_pages import Pages
+
+        pages = Pages(Path(explain))
     made_with = MadeWith.of(listed(model), options, captioner.config, precision) if out else None
     with CaptionFile(out, made_with, overwrite) if out and made_with else nullcontext() as file:
         todo = [item for item in items if file is None or item.name not in file]

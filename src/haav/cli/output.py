@@ -19,12 +19,12 @@ from rich.text import Text
 
 from haav.config import changed_settings
 from haav.errors import printable
-from haav.evaluate.scores import METRICS, Difference, Report
 from haav.palette import TERMINAL, colours_of
 from haav.types import Caption
 
 if TYPE_CHECKING:  # commands without torch, such as haav weights, must not import it
     from haav.data.annotations import Check
+    from haav.evaluate.scores import Difference, Report
     from haav.inference.stream import CaptionedPhoto
     from haav.studies.describe import Description
     from haav.train.loop import Status
@@ -280,6 +280,8 @@ def print_report(
     report: Report, other: Report | None = None, differences: Mapping[str, Difference] | None = None
 ) -> None:
     """Print scores × 100, as in papers."""
+    from haav.evaluate.scores import METRICS
+
     console = Console()
     columns = ("score", "95 % interval", *(("other", "difference", "95 % interval", "p") if other else ()))
     table = _table("", *columns)
