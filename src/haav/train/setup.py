@@ -36,8 +36,12 @@ from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical
 from haav.train.rehearsal import read_rehearsal, rehearse
 from haav.train.start import start_from
 
-ADDED = {"train": ("distinct", "xe_weight", "epoch_steps", "keep_weight"), "decode": ("no_doubles",)}
-"""settings that version 0.2.0 did not have; while they are 0, runs of that version can be resumed"""
+ADDED: dict[str, dict[str, object]] = {
+    "model": {"decoder": "transformer"},
+    "train": {"distinct": 0, "xe_weight": 0, "epoch_steps": 0, "keep_weight": 0},
+    "decode": {"no_doubles": False},
+}
+"""settings that version 0.2.0 did not have, and what it did; while they are so, runs of that version can be resumed"""
 REHEARSAL = "rehearsal"
 """folder of a run: base data from the text database of the model to start from"""
 
@@ -240,9 +244,9 @@ def _fingerprint(
 ) -> str:
     """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
     settings = to_dict(replace(config, data=DataConfig()))
-    for section, names in ADDED.items():
-        for name in names:
-            if not settings[section][name]:
+    for section, defaults in ADDED.items():
+        for name, value in defaults.items():
+            if settings[section][name] == value:
                 del settings[section][name]
     del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
     lists: list[Iterable[object]] = [vocabulary.words, ids_of(mixture.train), further.ids if further else ()]
