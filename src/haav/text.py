@@ -92,6 +92,15 @@ class Vocabulary:
             for index, (word, singular) in enumerate(zip(self.words, plain, strict=True))
         ]
 
+    @cached_property
+    def forms(self) -> list[tuple[int, ...]]:
+        """For each word its singular and plural, as far as they are known; none if it is a function word"""
+        alike: dict[int, tuple[int, ...]] = {}
+        for word, noun in enumerate(self.nouns):
+            alike[noun] = (*alike.get(noun, ()), word)
+        alike[-1] = ()
+        return [alike[noun] for noun in self.nouns]
+
     def encode(self, caption: str) -> list[int]:
         """Word ids between <bos> and <eos>. Unknown words become <unk>."""
         known = (self.ids.get(word, UNK) for word in tokenize(caption))

@@ -141,15 +141,15 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class Source:
-    """Keys and values of one token sequence, with its mask."""
+    """Keys and values of one token sequence, or of the same sequence in L encoder layers."""
 
     memory: KeyValues
-    """(B, L, H, S, D/H)"""
-    mask: Tensor
-    """(B, S) bool"""
+    """(B, L·H, S, D/H)"""
+    bias: Tensor
+    """(B, 1, 1, S), added to scores: 0 at real tokens, the lowest number at others"""
 
     def keep(self, photos: Tensor) -> Source:
-        return Source(KeyValues(self.memory.keys[photos], self.memory.values[photos]), self.mask[photos])
+        return Source(KeyValues(self.memory.keys[photos], self.memory.values[photos]), self.bias[photos])
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,10 @@ class Aggregated:
     context: Tensor
     """(B, N, D) for N query words of a photo"""
     weights: Tensor | None
-    """(B, N, H, V): weight of each view for each head and word; None if the variant has no view weights"""
+    """(B, N, H, V): weight of each view for each head and word; None if unwanted, or the variant has none"""
     looks: tuple[Tensor, ...] = ()
-    """per source (B, L, H, N, S): attention of each head, [CLS] of a view first; () if views are not kept apart"""
+    """per source (B, L, H, N, S): attention of each head, [CLS] of a view first; () if unwanted, or the variant has
+    none"""
 
 
 @dataclass(frozen=True)
@@ -187,27 +188,21 @@ class Cache:
 
     memory: tuple[Memory, ...]
     """per decoder layer; independent of the beams"""
-    words: tuple[KeyValues, ...]
-    """per decoder layer (B, C, H, P, D/H) of the P words read so far; empty before the first"""
+    words: tuple[Tensor, ...]
+    """per decoder layer (B·C, P, 2D): keys beside values of the P words read so far; empty before the first"""
     length: int = 0
     state: tuple[Tensor, ...] = ()
-    """vectors of a recurrent decoder, each (B, C, D); empty before the first word"""
+    """vectors of a recurrent decoder, each (B·C, D); empty before the first word"""
 
-    def reorder(self, beams: Tensor) -> Cache:
-        """Caption c of the result continues caption `beams[b, c]`, (B, C') int64. Memory is unchanged."""
+    def reorder(self, rows: Tensor, photos: Tensor | None = None) -> Cache:
+        """Caption n of the result, counted through all photos, continues caption `rows[n]`, (B'·C',) int64.
 
-        def pick(past: Tensor) -> Tensor:
-            index = beams.view(*beams.shape, *[1] * (past.dim() - 2)).expand(-1, -1, *past.shape[2:])
-            return past.gather(1, index)
-
-        words = tuple(KeyValues(pick(past.keys), pick(past.values)) for past in self.words)
-        return replace(self, words=words, state=tuple(pick(vectors) for vectors in self.state))
-
-    def keep(self, photos: Tensor) -> Cache:
-        """Keep only the photos with these indices, (B',) int64."""
-        words = tuple(KeyValues(past.keys[photos], past.values[photos]) for past in self.words)
-        state = tuple(vectors[photos] for vectors in self.state)
-        return replace(self, memory=tuple(layer.keep(photos) for layer in self.memory), words=words, state=state)
+        Memory is unchanged, or only that of these photos is kept, (B',) int64.
+        """
+        words = tuple(past.index_select(0, rows) for past in self.words)
+        memory = self.memory if photos is None else tuple(layer.keep(photos) for layer in self.memory)
+        state = tuple(vectors.index_select(0, rows) for vectors in self.state)
+        return replace(self, memory=memory, words=words, state=state)
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ class Decoded:
     logits: Tensor
     """(B, C, T, words): next-word scores; for an ensemble, the log of its mean probability"""
     weights: Tensor | None
-    """(B, C, T, M, H, V): the across-view (Lv2) weights of every decoder layer and head"""
+    """(B, C, T, M, H, V): the across-view (Lv2) weights of the decoder layers that were asked, and of every head"""
     cache: CacheLike
     looks: tuple[tuple[Tensor, ...], ...] = ()
     """per decoder layer, per source (B, L, H, C·T, S): attention of each head within it (Lv1)"""
@@ -256,11 +251,9 @@ class EnsembleCache:
     members: tuple[Cache, ...]
     shares: Tensor
 
-    def reorder(self, beams: Tensor) -> EnsembleCache:
-        return replace(self, members=tuple(member.reorder(beams) for member in self.members))
-
-    def keep(self, photos: Tensor) -> EnsembleCache:
-        return EnsembleCache(tuple(member.keep(photos) for member in self.members), self.shares[photos])
+    def reorder(self, rows: Tensor, photos: Tensor | None = None) -> EnsembleCache:
+        members = tuple(member.reorder(rows, photos) for member in self.members)
+        return EnsembleCache(members, self.shares if photos is None else self.shares[photos])
 
 
 CacheLike = Cache | EnsembleCache

@@ -152,16 +152,13 @@ class Chain:
     def init_cache(self, encoded: Chain) -> Chain:
         return encoded
 
-    def decode(self, tokens: torch.Tensor, cache: Chain) -> Decoded:
+    def decode(self, tokens: torch.Tensor, cache: Chain, weighed: int | None = None) -> Decoded:
         photos = torch.arange(len(tokens))[:, None, None]
         logits = cache.tables[photos, cache.at, tokens]
         return Decoded(logits, None, Chain(cache.tables, cache.at + 1))  # type: ignore[arg-type]
 
-    def reorder(self, beams: torch.Tensor) -> Chain:
-        return self
-
-    def keep(self, photos: torch.Tensor) -> Chain:
-        return Chain(self.tables[photos], self.at)
+    def reorder(self, rows: torch.Tensor, photos: torch.Tensor | None = None) -> Chain:
+        return self if photos is None else Chain(self.tables[photos], self.at)
 
 
 @settings(max_examples=150, deadline=None)

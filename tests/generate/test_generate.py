@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from haav.generate.beam import BeamSearch
-from haav.generate.loop import Generated, _next_words, collapse_repeats, generate
+from haav.generate.loop import Captions, Generated, _next_words, collapse_repeats, generate
 from haav.generate.rules import Ending, Never, NoDoubles, NoRepeats
 from haav.generate.sample import Sampling
 from haav.model.ensemble import Ensemble
@@ -23,7 +24,7 @@ SPEAKABLE = Never([UNK, PAD, BOS])
 
 
 def beam(model: Any, views: Any, width: int, max_words: int, *rules: Any, **options: Any) -> Generated:
-    return generate(model, model.encode(views), BeamSearch(width, **options), rules, max_words)
+    return generate(model, model.encode(views), BeamSearch(width, **options), rules, max_words, weighed=None)
 
 
 def words_of(found: Generated, photo: int = 0, rank: int = 0) -> list[int]:
@@ -158,10 +159,10 @@ def test_settled_photos_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None
     sizes, memories = [], []
     decode = model.decode
 
-    def watched(tokens: torch.Tensor, cache: Any) -> Any:
+    def watched(tokens: torch.Tensor, cache: Any, weighed: int | None) -> Any:
         sizes.append(len(tokens))
         memories.append(len(cache.memory[0].sources[0].memory.keys))
-        return decode(tokens, cache)
+        return decode(tokens, cache, weighed)
 
     monkeypatch.setattr(model, "decode", watched)
     lengths = beam(model, views, 2, 10, SPEAKABLE, Ending(), n_best=1).lengths[:, 0]
@@ -177,9 +178,9 @@ def test_memory_is_not_copied_for_beams(monkeypatch: pytest.MonkeyPatch) -> None
     pointers = set()
     decode = model.decode
 
-    def watched(tokens: torch.Tensor, cache: Cache) -> Any:
+    def watched(tokens: torch.Tensor, cache: Cache, weighed: int | None) -> Any:
         pointers.add(cache.memory[0].sources[0].memory.keys.data_ptr())
-        return decode(tokens, cache)
+        return decode(tokens, cache, weighed)
 
     monkeypatch.setattr(model, "decode", watched)
     beam(model, views, 5, 6, Never([EOS]))
@@ -226,14 +227,14 @@ def test_a_beam_as_wide_as_the_vocabulary_is_never_worse_than_greedy_and_beam_on
 def test_no_rule_hides_an_infinite_score() -> None:
     logits = torch.zeros(1, 1, 1, 23)
     logits[..., UNK] = torch.inf
-    start = Generated(torch.zeros(1, 1, 0, dtype=torch.int64), torch.zeros(1, 1, 0), None)
+    start = Captions(np.zeros((1, 1, 0), np.int64), np.zeros((1, 1, 0), np.float32))
     assert _next_words(Decoded(logits, None, None), start, [Never([UNK])], room=8).isnan().all()
 
 
 def test_never_and_ending_and_repeats_by_hand() -> None:
     def left(rule: Any, said: list[int], room: int = 5, words: int = 8) -> list[int]:
         scores = torch.zeros(1, 1, words)
-        rule.forbid(scores, torch.tensor([[said]], dtype=torch.int64), room)
+        rule.forbid(scores, np.array([[said]], np.int64), room)
         return [word for word in range(words) if scores[0, 0, word] == 0]
 
     everything = list(range(8))
@@ -250,12 +251,14 @@ def test_never_and_ending_and_repeats_by_hand() -> None:
     assert left(NoRepeats(2), [4]) == everything
     assert left(NoRepeats(3), [4, 5, 6, 7, 4, 5]) == [0, 1, 2, 3, 4, 5, 7]
     assert left(NoRepeats(1), [4, 6]) == [0, 1, 2, 3, 5, 7]
-    nouns = Vocabulary((*SPECIAL, "a", "dog", "dogs", "cat")).nouns
-    assert nouns == [-1, -1, -1, -1, -1, 0, 0, 1]
-    assert left(NoDoubles(nouns), [5, 4]) == [0, 1, 2, 3, 4, 7], "a dog and a … neither dog nor dogs"
-    assert left(NoDoubles(nouns), [5, 4, 7]) == everything, "after another word it may be said"
-    assert left(NoDoubles(nouns), [4]) == everything
-    assert left(NoDoubles(nouns), []) == everything
+    vocabulary = Vocabulary((*SPECIAL, "a", "dog", "dogs", "cat"))
+    assert vocabulary.nouns == [-1, -1, -1, -1, -1, 0, 0, 1]
+    forms = vocabulary.forms
+    assert forms == [(), (), (), (), (), (5, 6), (5, 6), (7,)]
+    assert left(NoDoubles(forms), [5, 4]) == [0, 1, 2, 3, 4, 7], "a dog and a … neither dog nor dogs"
+    assert left(NoDoubles(forms), [5, 4, 7]) == everything, "after another word it may be said"
+    assert left(NoDoubles(forms), [4]) == everything
+    assert left(NoDoubles(forms), []) == everything
 
 
 @settings(max_examples=100, deadline=None)
@@ -314,7 +317,8 @@ def _assert_constraints_hold(data: st.DataObject) -> None:
 
 def _finite(found: Generated) -> Generated:
     """Only the first caption: later ones may stand for none"""
-    return found.pick(torch.zeros(len(found.tokens), 1, dtype=torch.int64))
+    weights = None if found.weights is None else found.weights[:, :1]
+    return Generated(found.tokens[:, :1], found.logprobs[:, :1], weights)
 
 
 # Constrained and diverse search

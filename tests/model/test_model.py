@@ -231,8 +231,8 @@ def test_beams_share_their_photos_memory(decoder: str) -> None:
     model = tiny_model(decoder=decoder)
     cache = model.init_cache(model.encode(random_views()))
     first = model.decode(random_captions(captions=1, words=1), cache)
-    beams = first.cache.reorder(torch.zeros(3, 5, dtype=torch.int64))
-    assert {past.keys.shape[1] for past in beams.words} | {vectors.shape[1] for vectors in beams.state} == {5}
+    beams = first.cache.reorder(torch.tensor([0, 1, 2]).repeat_interleave(5))
+    assert {len(past) for past in (*beams.words, *beams.state)} == {3 * 5}
     for before, after in zip(cache.memory, beams.memory, strict=True):
         for old, new in zip(before.sources, after.sources, strict=True):
             assert new.memory.keys.data_ptr() == old.memory.keys.data_ptr()
@@ -246,7 +246,8 @@ def test_reordered_cache_continues_the_chosen_captions(decoder: str) -> None:
     decoded = model.decode(captions[:, :, :4], model.init_cache(model.encode(views)))
     beams = torch.tensor([[2, 0], [1, 1], [0, 2]])
     chosen = captions[torch.arange(3)[:, None], beams]
-    continued = model.decode(chosen[:, :, 4:], decoded.cache.reorder(beams))
+    rows = (beams + 3 * torch.arange(3)[:, None]).flatten()
+    continued = model.decode(chosen[:, :, 4:], decoded.cache.reorder(rows))
     assert_close(continued.logits, model(views, chosen).logits[:, :, 4:])
 
 

@@ -43,12 +43,11 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
     memory = _export_reader(network, captioner.config.model.views, folder / READER)
     _export_step(network, memory, folder / STEP)
     extractors = _extractors(captioner)
-    heads, width = captioner.config.model.heads, captioner.config.model.d_model // captioner.config.model.heads
     about = {
         "format": FORMAT,
         "views": {name: asdict(spec) for name, spec in captioner.config.model.views.items()},
         "layers": len(_decoder(network).layers),
-        "past": [heads, width],
+        "past": 2 * captioner.config.model.d_model,
         "decode": asdict(captioner.config.decode),
         "confidence": asdict(captioner.config.confidence),
         "extractors": export_extractors(extractors, folder) if extractors else None,
@@ -94,7 +93,7 @@ def _exportable(views: Iterable[str]) -> bool:
 class Reader(nn.Module):
     """Computes the memory, with flat tensors as inputs and outputs.
 
-    The outputs are keys and values for each decoder layer and source, then masks, `present`, and `owners` if any.
+    The outputs are keys and values for each decoder layer and source, then biases, `present`, and `owners` if any.
     """
 
     def __init__(self, model: Haav, specs: dict[str, ViewSpec]) -> None:
@@ -109,7 +108,7 @@ class Reader(nn.Module):
         pairs = [part.memory for layer in memory for part in layer.sources]
         kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
         owners = () if memory[0].owners is None else (memory[0].owners,)
-        return (*kept, *(source.mask for source in memory[0].sources), memory[0].present, *owners)
+        return (*kept, *(source.bias for source in memory[0].sources), memory[0].present, *owners)
 
     def views(self, flat: Sequence[Tensor]) -> dict[str, View]:
         tensors = dict(zip(self.inputs(), flat, strict=True))
@@ -139,16 +138,16 @@ class Step(nn.Module):
         layers = len(self.decoder.layers)
         rest = iter(flat)
         pairs = [[KeyValues(next(rest), next(rest)) for _ in range(self.sources)] for _ in range(layers)]
-        masks = [next(rest) for _ in range(self.sources)]
+        biases = [next(rest) for _ in range(self.sources)]
         present, owners = next(rest), next(rest) if self.owned else None
-        past = [KeyValues(next(rest), next(rest)) for _ in range(layers)]
+        past = [next(rest) for _ in range(layers)]
         x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[position + 1])[:, :, None]
         known: list[Tensor] = []
         gathered: Aggregated | None = None
         for layer, layer_pairs, before in zip(self.decoder.layers, pairs, past, strict=True):
-            memory = Memory(tuple(Source(*part) for part in zip(layer_pairs, masks, strict=True)), present, owners)
-            x, gathered, after = layer(x, before, None, memory)
-            known += [after.keys, after.values]
+            memory = Memory(tuple(Source(*part) for part in zip(layer_pairs, biases, strict=True)), present, owners)
+            x, gathered, after = layer(x, before, None, memory, layer is self.decoder.layers[-1])
+            known.append(after)
         assert gathered is not None
         trust = gathered.weights.mean(dim=2) if gathered.weights is not None else x.new_zeros(*words.shape, 0)
         return (self.decoder.output(x[:, :, 0]), trust, *known)
@@ -175,41 +174,36 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
     layers = range(len(_decoder(model).layers))
     fields = ("keys", "values")
     names = [f"memory.{layer}.{name}.{field}" for layer in layers for name in sources for field in fields]
-    names += [f"memory.{name}.mask" for name in sources] + ["memory.present"]
+    names += [f"memory.{name}.bias" for name in sources] + ["memory.present"]
     names += ["memory.owners"] if first.owners is not None else []
     axes = {name: {0: "photos", 1: f"{name.rsplit('.', 1)[0]}.tokens"} for name in reader.inputs()}
-    axes |= {name: {0: "photos", 3: f"{name.rsplit('.', 1)[0]}.tokens"} for name in names if name[-4:] != "mask"}
-    axes |= {name: {0: "photos", 1: f"{name}.tokens"} for name in names if name.endswith(".mask")}
-    axes |= _axes_of_views(names)
+    axes |= _axes_of_memory(names)
     write_graph(reader, tuple(example), reader.inputs(), names, axes, path)
     return dict(zip(names, outputs, strict=True))
 
 
 def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
-    sources = sum(name.endswith(".mask") for name in memory)
-    layers = len(_decoder(model).layers)
-    first = next(iter(memory.values()))
-    past = {
-        f"past.{index}": torch.zeros(PHOTOS, CAPTIONS, first.shape[2], PAST, first.shape[4])
-        for index in range(2 * layers)
-    }
+    sources = sum(name.endswith(".bias") for name in memory)
+    width = 2 * model.decoder.words.embedding_dim
+    past = {f"past.{index}": torch.zeros(PHOTOS * CAPTIONS, PAST, width) for index in range(len(_decoder(model).layers))}
     words = torch.zeros(PHOTOS, CAPTIONS, dtype=torch.int64)
     example = (words, torch.tensor(PAST), *memory.values(), *past.values())
     inputs = ["words", "position", *memory, *past]
-    outputs = ["scores", "trust", *(f"known.{index}" for index in range(2 * layers))]
+    outputs = ["scores", "trust", *(f"known.{index}" for index in range(len(past)))]
     axes: dict[str, dict[int, str]] = {name: {0: "photos", 1: "captions"} for name in ("words", "scores", "trust")}
-    axes |= {name: {0: "photos", 1: "captions", 3: "past"} for name in past}
-    axes |= {name: {0: "photos", 1: "captions", 3: "known"} for name in outputs[2:]}
-    for name in memory:
-        axes[name] = {0: "photos", 3: f"{name}.tokens"}
-        if name.endswith(".mask"):
-            axes[name] = {0: "photos", 1: f"{name}.tokens"}
-    axes |= _axes_of_views(memory)
+    axes |= {name: {0: "rows", 1: "past"} for name in past}
+    axes |= {name: {0: "rows", 1: "known"} for name in outputs[2:]}
+    axes |= _axes_of_memory(memory)
     step = Step(model, sources, owned="memory.owners" in memory).eval()
     write_graph(step, example, inputs, outputs, axes, path)
 
 
-def _axes_of_views(names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Dynamic axes of tensors that do not belong to one layer"""
-    known = {"memory.present": {0: "photos"}, "memory.owners": {0: "photos", 1: "memory.owners.tokens"}}
-    return {name: known[name] for name in names if name in known}
+def _axes_of_memory(names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Dynamic axes of the memory: photos, and tokens where they are"""
+    tokens = {"keys": 2, "values": 2, "bias": 3, "owners": 1}
+    axes: dict[str, dict[int, str]] = {name: {0: "photos"} for name in names}
+    for name, own in axes.items():
+        field = name.rsplit(".", 1)[1]
+        if field in tokens:
+            own[tokens[field]] = f"{name}.tokens"
+    return axes

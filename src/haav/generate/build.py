@@ -71,7 +71,7 @@ def build_rules(
     if settings.no_repeat:
         rules.append(NoRepeats(settings.no_repeat))
     if settings.no_doubles:
-        rules.append(NoDoubles(vocabulary.nouns))
+        rules.append(NoDoubles(vocabulary.forms))
     if settings.min_words or not settings.allow_cut:
         dangling = [] if settings.allow_cut else vocabulary.dangling
         rules.append(Ending(settings.min_words, dangling, in_time=not settings.allow_cut))

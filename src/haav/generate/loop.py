@@ -1,11 +1,17 @@
-"""The decoding loop. The model is stateless: all state is in the cache that is passed along."""
+"""The decoding loop. The model is stateless: all state is in the cache that is passed along.
+
+Scores stay on the model's device. Of each step a few candidates per caption come to the host, where numpy decides what
+becomes of them: dozens of operations on a handful of numbers, which cost torch more than the model's products.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +25,7 @@ class CaptionModel(Protocol):
 
     def encode(self, views: Views) -> Any: ...
     def init_cache(self, encoded: Any) -> Any: ...
-    def decode(self, tokens: Tensor, cache: Any) -> Decoded: ...
+    def decode(self, tokens: Tensor, cache: Any, weighed: int | None = None) -> Decoded: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Generated:
     logprobs: Tensor
     """(B, K, T) float32: log-probability of each word by the model, independent of the strategy; 0 at <pad>"""
     weights: Tensor | None
-    """(B, K, T, M, H, V) view weights at each word"""
+    """(B, K, T, M, H, V) view weights at each word, of the decoder layers that were asked"""
 
     @property
     def scores(self) -> Tensor:
@@ -46,82 +52,123 @@ class Generated:
         """(B, K): words, <eos> included"""
         return (self.tokens != PAD).sum(dim=-1)
 
-    @property
-    def ended(self) -> Tensor:
-        """(B, K) bool: whether the caption has its <eos>, or is missing"""
-        return (self.tokens == EOS).any(dim=-1) | self.scores.isneginf()
-
-    def pick(self, captions: Tensor) -> Generated:
-        """Select captions: caption k of the result is caption `captions[b, k]`."""
-        photos = torch.arange(len(captions), device=captions.device)[:, None]
-        weights = None if self.weights is None else self.weights[photos, captions]
-        return Generated(self.tokens[photos, captions], self.logprobs[photos, captions], weights)
-
     def cpu(self) -> Generated:
         return Generated(self.tokens.cpu(), self.logprobs.cpu(), None if self.weights is None else self.weights.cpu())
-
-    def keep(self, photos: Tensor) -> Generated:
-        weights = None if self.weights is None else self.weights[photos]
-        return Generated(self.tokens[photos], self.logprobs[photos], weights)
 
 
 @dataclass(frozen=True)
 class Choice:
     """The next words: caption k continues caption `parents[b, k]` with `words[b, k]`, both (B, K) int64."""
 
-    parents: Tensor
-    words: Tensor
-    logprobs: Tensor
+    parents: np.ndarray
+    words: np.ndarray
+    logprobs: np.ndarray
     """(B, K) log-probabilities of these words by the model; -inf marks a missing caption"""
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Captions in the making, on the host. The fields are those of `Generated`, as arrays."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    weights: np.ndarray | None = None
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """(B, C): log-probability of each caption"""
+        scores: np.ndarray = self.logprobs.sum(axis=2)
+        return scores
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(B, C): words, <eos> included"""
+        lengths: np.ndarray = (self.tokens != PAD).sum(axis=2)
+        return lengths
+
+    @cached_property
+    def ended(self) -> np.ndarray:
+        """(B, C) bool: whether the caption has its <eos>, or is missing"""
+        ended: np.ndarray = (self.tokens == EOS).any(axis=2) | np.isneginf(self.scores)
+        return ended
+
+    def pick(self, photos: np.ndarray, captions: np.ndarray) -> Captions:
+        """Caption k of photo b of the result is caption `captions[b, k]` of photo `photos[b]`."""
+        places = photos[:, None], captions
+        weights = None if self.weights is None else self.weights[places]
+        return Captions(self.tokens[places], self.logprobs[places], weights)
+
+    def grow(self, choice: Choice, weights: Tensor | None) -> Captions:
+        """`weights` (B, C, 1, M, H, V): those with which the words were chosen"""
+        photos = np.arange(len(self.tokens))
+        kept = self.pick(photos, choice.parents)
+        grown = None
+        if weights is not None:
+            grown = weights.float().cpu().numpy()[photos[:, None], choice.parents]
+            grown = grown if kept.weights is None else np.concatenate([kept.weights, grown], axis=2)
+        return Captions(
+            np.concatenate([kept.tokens, choice.words[..., None]], axis=2),
+            np.concatenate([kept.logprobs, choice.logprobs[..., None]], axis=2),
+            grown,
+        )
 
 
 class Strategy(Protocol):
     """Decides which captions continue with which words, when a photo is done, and which captions to return."""
 
-    def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
-        """logprobs (B, C, words): -inf for forbidden words; room: number of words that fit, including this one"""
+    def choose(self, captions: Captions, logprobs: Tensor) -> Choice:
+        """logprobs (B, C, words): -inf for forbidden words"""
         ...
 
-    def settled(self, captions: Generated, max_words: int) -> Tensor:
+    def settled(self, captions: Captions, max_words: int) -> np.ndarray:
         """(B,) bool: whether further words cannot change the result"""
         ...
 
-    def result(self, captions: Generated) -> Tensor:
+    def result(self, captions: Captions) -> np.ndarray:
         """(B, K) int64: the captions to return, best first"""
         ...
 
 
 @torch.no_grad()
 def generate(
-    model: CaptionModel, encoded: Any, strategy: Strategy, rules: Sequence[Rule] = (), max_words: int = 20
+    model: CaptionModel,
+    encoded: Any,
+    strategy: Strategy,
+    rules: Sequence[Rule] = (),
+    max_words: int = 20,
+    weighed: int | None = 0,
 ) -> Generated:
     """Generate captions of at most `max_words` words, including <eos>.
+
+    `weighed`: how many of the last decoder layers give their view weights; None: all.
 
     Settled photos leave the batch once they are at least half of it, so all halvings together copy the batch at most
     once. Between halvings, only the word caches are reordered. The memory of a photo is not copied for its captions.
     """
-    if not len(encoded.present):
-        return Generated(torch.zeros(0, 0, 0, dtype=torch.int64), torch.zeros(0, 0, 0), None)
-    decoded = model.decode(_first_words(encoded), model.init_cache(encoded))
-    photos = torch.arange(len(encoded.present), device=encoded.present.device)
-    captions = _no_words(decoded)
-    done: list[tuple[Tensor, Generated]] = []
+    device = encoded.present.device
+    photos = np.arange(len(encoded.present))
+    captions = Captions(np.zeros((len(photos), 1, 0), np.int64), np.zeros((len(photos), 1, 0), np.float32))
+    words, cache = np.full((len(photos), 1, 1), BOS), model.init_cache(encoded)
+    done: list[tuple[np.ndarray, Captions]] = []
     while len(photos):
+        decoded = model.decode(torch.from_numpy(words).to(device), cache, weighed)
         room = max_words - captions.tokens.shape[2]
-        logprobs = _next_words(decoded, captions, rules, room)
-        choice = strategy.choose(captions, logprobs, room)
-        captions = _grow(captions, choice, decoded)
+        choice = strategy.choose(captions, _next_words(decoded, captions, rules, room))
+        captions = captions.grow(choice, decoded.weights)
+        continued = choice.parents + words.shape[1] * np.arange(len(photos))[:, None]
         settled = strategy.settled(captions, max_words) | (room == 1)
-        parents, cache = choice.parents, decoded.cache
+        staying = None
         if 2 * settled.sum() >= len(photos):
-            leaving, staying = settled.nonzero()[:, 0], (~settled).nonzero()[:, 0]
-            ready = captions.keep(leaving)
-            done.append((photos[leaving], ready.pick(strategy.result(ready))))
-            photos, parents = photos[staying], parents[staying]
-            captions, cache = captions.keep(staying), cache.keep(staying)
+            leaving, staying = settled.nonzero()[0], (~settled).nonzero()[0]
+            everyone = np.broadcast_to(np.arange(captions.tokens.shape[1]), captions.tokens.shape[:2])
+            ready = captions.pick(leaving, everyone[leaving])
+            done.append((photos[leaving], ready.pick(np.arange(len(leaving)), strategy.result(ready))))
+            photos, captions, continued = photos[staying], captions.pick(staying, everyone[staying]), continued[staying]
+        words = captions.tokens[:, :, -1:]
         if len(photos):
-            decoded = model.decode(captions.tokens[:, :, -1:], cache.reorder(parents))
-    return _in_order(done)
+            rows = torch.from_numpy(continued.ravel()).to(device)
+            cache = decoded.cache.reorder(rows, None if staying is None else torch.from_numpy(staying).to(device))
+    return _in_order(done, device)
 
 
 def collapse_repeats(generated: Generated) -> Generated:
@@ -137,63 +184,54 @@ def collapse_repeats(generated: Generated) -> Generated:
     return Generated(generated.tokens.gather(-1, order).where(kept, PAD), logprobs.where(kept | none, 0.0), weights)
 
 
-def _next_words(decoded: Decoded, captions: Generated, rules: Sequence[Rule], room: int) -> Tensor:
+def _next_words(decoded: Decoded, captions: Captions, rules: Sequence[Rule], room: int) -> Tensor:
     """(B, C, words) log-probabilities, -inf for forbidden words. An ended caption continues with <pad> at no cost."""
-    scores = decoded.logits[:, :, -1].float()
+    scores = decoded.logits[:, :, -1].float().contiguous()
     norm = scores.logsumexp(dim=-1, keepdim=True)
-    norm = norm.where(norm.isfinite(), torch.nan)  # so that no rule hides an infinite score
+    norm = norm + (norm - norm)  # NaN if it is infinite, so that no rule hides an infinite score
     for rule in rules:
         rule.forbid(scores, captions.tokens, room)
-    ended = captions.ended
-    logprobs = scores.sub_(norm).masked_fill_(ended[..., None], -torch.inf)
-    logprobs[..., PAD].masked_fill_(ended, 0.0)
+    logprobs = scores.sub_(norm)
+    (ended,) = captions.ended.ravel().nonzero()
+    if len(ended):
+        size = logprobs.shape[2]
+        rows = torch.from_numpy(ended).to(logprobs.device)
+        logprobs.view(-1, size).index_fill_(0, rows, -torch.inf)
+        logprobs.view(-1).index_fill_(0, rows * size + PAD, 0.0)
     return logprobs
 
 
-def _grow(captions: Generated, choice: Choice, decoded: Decoded) -> Generated:
-    kept = captions.pick(choice.parents)
-    weights = None
-    if decoded.weights is not None:
-        photos = torch.arange(len(choice.parents), device=choice.parents.device)[:, None]
-        weights = decoded.weights[:, :, -1:][photos, choice.parents]
-        weights = weights if kept.weights is None else torch.cat([kept.weights, weights], dim=2)
-    return Generated(
-        torch.cat([kept.tokens, choice.words[..., None]], dim=2),
-        torch.cat([kept.logprobs, choice.logprobs[..., None]], dim=2),
-        weights,
-    )
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` largest values of the last axis, the largest first. NaN counts as the largest."""
+    return np.argsort(np.where(np.isnan(values), -np.inf, -values), axis=-1, kind="stable")[..., :count]
 
 
-def _first_words(encoded: Any) -> Tensor:
-    """<bos> for one caption of each photo, (B, 1, 1)."""
-    return torch.full((len(encoded.present), 1, 1), BOS, dtype=torch.int64, device=encoded.present.device)
-
-
-def _no_words(decoded: Decoded) -> Generated:
-    logits = decoded.logits
-    empty = logits.new_zeros(*logits.shape[:2], 0)
-    return Generated(empty.long(), empty.float(), None)
-
-
-def _in_order(done: list[tuple[Tensor, Generated]]) -> Generated:
+def _in_order(done: list[tuple[np.ndarray, Captions]], device: torch.device) -> Generated:
     """Concatenate the finished photos in their original order, padded to the longest caption."""
+    if not done:
+        return Generated(torch.zeros(0, 0, 0, dtype=torch.int64), torch.zeros(0, 0, 0), None)
     longest = max(part.tokens.shape[2] for _, part in done)
     most = max(part.tokens.shape[1] for _, part in done)
-    order = torch.cat([photos for photos, _ in done]).argsort()
+    order = np.concatenate([photos for photos, _ in done]).argsort()
     parts = [_pad(part, most, longest) for _, part in done]
+
+    def joined(arrays: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)[order]).to(device)
+
     weights = [part.weights for part in parts if part.weights is not None]
     return Generated(
-        torch.cat([part.tokens for part in parts])[order],
-        torch.cat([part.logprobs for part in parts])[order],
-        torch.cat(weights)[order] if weights else None,
+        joined([part.tokens for part in parts]),
+        joined([part.logprobs for part in parts]),
+        joined(weights) if weights else None,
     )
 
 
-def _pad(part: Generated, captions: int, words: int) -> Generated:
-    more, longer = captions - part.tokens.shape[1], words - part.tokens.shape[2]
-    pad = torch.nn.functional.pad
-    logprobs = pad(part.logprobs, (0, longer))
-    # A photo with fewer captions than the others is padded with missing captions.
-    logprobs = torch.cat([logprobs, logprobs.new_full((len(logprobs), more, words), -torch.inf)], dim=1)
-    weights = None if part.weights is None else pad(part.weights, (0, 0) * 3 + (0, longer, 0, more))
-    return replace(part, tokens=pad(part.tokens, (0, longer, 0, more), value=PAD), logprobs=logprobs, weights=weights)
+def _pad(part: Captions, captions: int, words: int) -> Captions:
+    """A photo with fewer captions than the others is padded with missing captions."""
+    more, longer = (0, captions - part.tokens.shape[1]), (0, words - part.tokens.shape[2])
+    logprobs = np.pad(part.logprobs, ((0, 0), (0, 0), longer))
+    return Captions(
+        np.pad(part.tokens, ((0, 0), more, longer), constant_values=PAD),
+        np.pad(logprobs, ((0, 0), more, (0, 0)), constant_values=-np.inf),
+        None if part.weights is None else np.pad(part.weights, ((0, 0), more, longer, *((0, 0),) * 3)),
+    )

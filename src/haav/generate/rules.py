@@ -1,4 +1,8 @@
-"""Rules that forbid next words, given the words so far. A rule never changes the scores of other words."""
+"""Rules that forbid next words, given the words so far. A rule never changes the scores of other words.
+
+What was said is a numpy array: which words to forbid is found out on the host, and scores are touched only where there
+is something to forbid.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +18,7 @@ from haav.text import EOS
 
 
 class Rule(Protocol):
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
         """Set scores (B, C, words) to -inf in place, given the words (B, C, T) so far.
 
         `room` is the number of words that fit, including the next one.
@@ -21,14 +26,14 @@ class Rule(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class Never:
     """Words that are always forbidden."""
 
-    ids: Sequence[int]
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = torch.tensor(list(ids), dtype=torch.int64)
 
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
-        scores[..., list(self.ids)] = -torch.inf
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
+        scores.index_fill_(2, self.ids.to(scores.device), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Prefix:
     ids: Sequence[int]
     others: Sequence[Rule] = ()
 
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
         step = words.shape[2]
         if step >= len(self.ids):
             for rule in self.others:
@@ -58,16 +63,16 @@ class Ending:
     in_time: bool = True
     """if only one more word fits, it must be <eos>"""
 
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
         if room == 1 and self.in_time:
             scores[..., :EOS] = scores[..., EOS + 1 :] = -torch.inf
         elif room == 2 and self.dangling:
             scores[..., list(self.dangling)] = -torch.inf
         if words.shape[2] < self.min_words:
             scores[..., EOS] = -torch.inf
-        if self.dangling and words.shape[2]:
-            hanging = torch.isin(words[..., -1], words.new_tensor(self.dangling))
-            scores[..., EOS].masked_fill_(hanging, -torch.inf)
+        elif self.dangling and words.shape[2]:
+            (captions,) = np.isin(words[..., -1].ravel(), self.dangling).nonzero()
+            _forbid(scores, captions, np.full_like(captions, EOS))
 
 
 class NoDoubles:
@@ -76,22 +81,22 @@ class NoDoubles:
     After another word it may be said: "a baby elephant next to an adult elephant".
     """
 
-    def __init__(self, nouns: Sequence[int]) -> None:
-        """`nouns`: those of a vocabulary"""
-        self.nouns = torch.tensor(nouns)
-        self.count = int(self.nouns.max()) + 1
+    def __init__(self, forms: Sequence[Sequence[int]]) -> None:
+        """`forms`: those of a vocabulary"""
+        self.forms = forms
 
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
         if not words.shape[2]:
             return
-        nouns = self.nouns.to(words.device)
-        said = nouns[words]
-        # The last column stands for function words and is never used.
-        used = torch.zeros(*said.shape[:2], self.count + 1, dtype=torch.bool, device=words.device)
-        used.scatter_(2, said.where(said >= 0, self.count), True)
-        used[..., -1] = False
-        used &= said[..., -1:] < 0
-        scores.masked_fill_(used[..., nouns], -torch.inf)
+        doubles = [
+            (caption, form)
+            for caption, said in enumerate(words.reshape(-1, words.shape[2]).tolist())
+            if not self.forms[said[-1]]
+            for word in said
+            for form in self.forms[word]
+        ]
+        if doubles:
+            _forbid(scores, *np.array(doubles).T)
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,18 @@ class NoRepeats:
 
     length: int
 
-    def forbid(self, scores: Tensor, words: Tensor, room: int) -> None:
+    def forbid(self, scores: Tensor, words: np.ndarray, room: int) -> None:
         before = self.length - 1
         if words.shape[2] < self.length:
             return
-        windows = words.unfold(2, self.length, 1)
-        said = (windows[..., :before] == words[:, :, None, words.shape[2] - before :]).all(dim=-1)
-        # Where the last words have not occurred before, scatter <eos>, whose score is written back unchanged.
-        repeated = windows[..., -1].where(said, EOS)
-        scores.scatter_(2, repeated, scores.gather(2, repeated).masked_fill(said & (repeated != EOS), -torch.inf))
+        windows = np.lib.stride_tricks.sliding_window_view(words.reshape(-1, words.shape[2]), self.length, axis=1)
+        said = (windows[:, :, :before] == windows[:, -1:, 1:]).all(axis=-1)
+        captions, places = (said & (windows[:, :, -1] != EOS)).nonzero()
+        _forbid(scores, captions, windows[captions, places, -1])
+
+
+def _forbid(scores: Tensor, captions: np.ndarray, words: np.ndarray) -> None:
+    """Forbid words of captions, which are numbered through all photos."""
+    if len(words):
+        places = torch.from_numpy(captions * scores.shape[2] + words)
+        scores.view(-1).index_fill_(0, places.to(scores.device), -torch.inf)

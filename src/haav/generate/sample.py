@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from haav.generate.loop import Choice, Generated
+from haav.generate.loop import Captions, Choice, largest
 from haav.text import EOS, PAD
 
 
@@ -24,16 +25,17 @@ class Sampling:
     """draw among the most probable words with this total probability, at least one word"""
     generator: torch.Generator | None = None
 
-    def choose(self, captions: Generated, logprobs: Tensor, room: int) -> Choice:
+    def choose(self, captions: Captions, logprobs: Tensor) -> Choice:
         photos, known, _ = logprobs.shape
         # Before the first word there is one empty caption per photo, which all samples continue.
-        parents = torch.arange(self.samples, device=logprobs.device).clamp(max=known - 1).expand(photos, -1)
-        chances = self.chances(logprobs)
-        if known < self.samples:
-            chances = chances.expand(-1, self.samples, -1)
-        words = torch.multinomial(chances.flatten(0, 1), 1, generator=self.generator).view(photos, self.samples)
-        word_logprobs = logprobs[torch.arange(photos, device=words.device)[:, None], parents, words]
-        return Choice(parents, words, word_logprobs)
+        chances, logprobs = (part.expand(-1, self.samples, -1) for part in (self.chances(logprobs), logprobs))
+        words = torch.multinomial(chances.flatten(0, 1), 1, generator=self.generator).view(photos, self.samples, 1)
+        parents = np.minimum(np.arange(self.samples), known - 1)
+        return Choice(
+            np.broadcast_to(parents, (photos, self.samples)),
+            words[..., 0].cpu().numpy(),
+            logprobs.gather(2, words)[..., 0].cpu().numpy(),
+        )
 
     def chances(self, logprobs: Tensor) -> Tensor:
         """Probabilities to draw words with.
@@ -57,8 +59,8 @@ class Sampling:
         chances[..., EOS].masked_fill_(broken, 1.0)
         return chances
 
-    def settled(self, captions: Generated, max_words: int) -> Tensor:
-        return captions.ended.all(dim=1)
+    def settled(self, captions: Captions, max_words: int) -> np.ndarray:
+        return np.asarray(captions.ended.all(axis=1))
 
-    def result(self, captions: Generated) -> Tensor:
-        return captions.scores.argsort(dim=1, descending=True, stable=True)
+    def result(self, captions: Captions) -> np.ndarray:
+        return largest(captions.scores, captions.scores.shape[1])

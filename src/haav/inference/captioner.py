@@ -314,7 +314,7 @@ class Captioner:
         check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
-            generated = generate(self.model, encoded, strategy, rules, decode.max_words)
+            generated = generate(self.model, encoded, strategy, rules, decode.max_words, weighed=1)
         if generated.logprobs.isnan().any():
             raise CheckpointError(
                 f"the scores of {self.name} are not finite numbers.\n"

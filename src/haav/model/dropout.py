@@ -75,6 +75,8 @@ class Dropout(nn.Dropout):
     """Ordinary dropout."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
         if not self.is_fast(x):
             return super().forward(x)
         dropped: Tensor = _Drop.apply(x, self.p)  # type: ignore[no-untyped-call]
@@ -83,7 +85,7 @@ class Dropout(nn.Dropout):
     def after_relu(self, x: Tensor) -> tuple[Tensor, float]:
         """dropout(relu(x)), over `x`, but for a factor that is left to a later, smaller product"""
         if not self.is_fast(x):
-            return super().forward(x.relu()), 1.0
+            return self(x.relu()), 1.0
         kept: Tensor = _ReluDrop.apply(x, self.p)  # type: ignore[no-untyped-call]
         return kept, 1 / (1 - self.p)
 

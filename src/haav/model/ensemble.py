@@ -39,8 +39,9 @@ class Ensemble(nn.Module):
         caches = (member.init_cache(part) for member, part in zip(self.members, encoded.members, strict=True))
         return EnsembleCache(tuple(caches), encoded.shares)
 
-    def decode(self, tokens: Tensor, cache: EnsembleCache) -> Decoded:
-        decoded = [member.decode(tokens, past) for member, past in zip(self.members, cache.members, strict=True)]
+    def decode(self, tokens: Tensor, cache: EnsembleCache, weighed: int | None = None) -> Decoded:
+        """Views are weighed by each member for itself, so there are no weights, whatever `weighed` says."""
+        decoded = [member.decode(tokens, past, 0) for member, past in zip(self.members, cache.members, strict=True)]
         logprobs = torch.stack([part.logprobs for part in decoded], dim=1)
         # log Σ share·p; a photo that nobody sees gets the plain mean instead of -inf.
         blind = (cache.shares.sum(dim=1, keepdim=True) == 0) / len(decoded)

@@ -40,12 +40,13 @@ class Haav(nn.Module):
         """The cache before the first word. Its keys and values serve every caption of a photo."""
         return self.decoder.init_cache(encoded)
 
-    def decode(self, tokens: Tensor, cache: Cache) -> Decoded:
+    def decode(self, tokens: Tensor, cache: Cache, weighed: int | None = None) -> Decoded:
         """The next words of C captions a photo: tokens (B, C, T) → scores, view weights, new cache.
 
-        With a fresh cache and whole captions this is teacher forcing; with one word it is a step.
+        With a fresh cache and whole captions this is teacher forcing; with one word it is a step. The
+        last `weighed` layers give their view weights; None: all of them.
         """
-        decoded: Decoded = self.decoder(tokens, cache)
+        decoded: Decoded = self.decoder(tokens, cache, weighed)
         return decoded
 
     def teacher_force(self, tokens: Tensor, targets: Tensor, encoded: EncodedViews) -> Tensor:

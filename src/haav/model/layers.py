@@ -2,6 +2,7 @@
 
 Attention is written out as matrix products: on a CPU in bfloat16 that trains faster than the fused
 kernel, its weights are there to be returned, and a fully masked row is merely finite, never NaN.
+Only a decoder that writes captions uses the fused kernel: there calls cost more than products.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from haav.model.dropout import Dropout
+from haav.model.linear import Linear
 from haav.types import KeyValues
 
 
@@ -19,6 +21,11 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the last axis where masked entries get exactly 0; all 0 where nothing is left."""
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
+
+
+def hide(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to scores: 0 where the mask is True, elsewhere the lowest number, which softmax makes exactly 0."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
@@ -44,9 +51,9 @@ class _Projections(nn.Module):
         super().__init__()
         self.heads = heads
         self.scale = (d_model // heads) ** -0.5
-        self.query = nn.Linear(d_model, d_model)
-        self.key_value = nn.Linear(d_model, 2 * d_model)
-        self.output = nn.Linear(d_model, d_model)
+        self.query = Linear(d_model, d_model)
+        self.key_value = Linear(d_model, 2 * d_model)
+        self.output = Linear(d_model, d_model)
         self.norm = nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
         for weight in (self.query.weight, *self.key_value.weight.chunk(2), self.output.weight):
@@ -80,28 +87,41 @@ class Attention(_Projections):
             # The scales are M²'s: slots start as strong as projected tokens.
             slot_keys = split_heads(self.slot_keys / self.scale, self.heads).to(keys.dtype)
             slot_values = split_heads(self.slot_values * math.sqrt(self.slots), self.heads).to(values.dtype)
-            sideways = slot_keys.transpose(-1, -2).expand(*keys.shape[:-3], -1, -1, -1)
-            keys = torch.cat([keys.transpose(-1, -2), sideways], dim=-1).transpose(-1, -2)
+            keys = torch.cat([keys, slot_keys.expand(*keys.shape[:-3], -1, -1, -1)], dim=-2)
             values = torch.cat([values, slot_values.expand(*values.shape[:-3], -1, -1, -1)], dim=-2)
-        return KeyValues(keys.transpose(-1, -2).contiguous().transpose(-1, -2), values.contiguous())
+        return KeyValues(keys.contiguous(), values.contiguous())
+
+    def split_known(self, known: Tensor) -> KeyValues:
+        """(..., P, 2D) that `key_value` made → keys and values (..., H, P, D/H), without a copy"""
+        keys, values = known.view(*known.shape[:-1], 2, self.heads, known.shape[-1] // (2 * self.heads)).transpose(-2, -4).unbind(-3)
+        return KeyValues(keys, values)
 
     def project_query(self, query: Tensor) -> Tensor:
         """query (..., N, D) → (..., H, N, D/H): made once when the same query attends to several sequences"""
-        return split_heads(self.query(query) * self.scale, self.heads)
+        return split_heads(self.query(query), self.heads)
 
-    def attend(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """query (..., H, N, D/H); mask True where attending is allowed, broadcast to (..., H, N, S)
-        → context (..., N, D), weights (..., H, N, S [+ slots])"""
-        scores = query @ memory.keys.transpose(-1, -2)
-        if mask is not None:
-            hidden = nn.functional.pad(~mask, (0, self.slots), value=False) if self.slots else ~mask
-            scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1)
-        return (weights @ memory.values).transpose(-2, -3).flatten(-2), weights
+    def attend(
+        self, query: Tensor, memory: KeyValues, bias: Tensor | None, weighed: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (B, H, N, D/H), memory (B, L·H, S, D/H): each head attends to L sequences; bias (see `hide`) broadcasts
+        → context (B, N, L·D), weights (B, L·H, N, S), or None unless `weighed`"""
+        sequences = memory.keys.shape[-3] // self.heads
+        query = query if sequences == 1 else query.repeat(1, sequences, 1, 1)
+        if weighed or torch.is_grad_enabled():
+            scores = (query * self.scale) @ memory.keys.transpose(-1, -2)
+            weights = (scores if bias is None else scores.add_(bias)).softmax(dim=-1)
+            mixed = weights @ memory.values
+        else:
+            weights = None
+            mixed = nn.functional.scaled_dot_product_attention(query, memory.keys, memory.values, bias)
+        return mixed.transpose(-2, -3).flatten(-2), weights
 
-    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """query (..., N, D) → (..., N, D)"""
-        context, _ = self.attend(self.project_query(query), memory, mask)
+    def forward(self, query: Tensor, memory: KeyValues, mask: Tensor | None, weighed: bool = True) -> Tensor:
+        """query (..., N, D), mask True where attending is allowed, broadcast to (..., H, N, S) → (..., N, D)"""
+        bias = None if mask is None else hide(mask, memory.keys.dtype)
+        if bias is not None and self.slots:
+            bias = nn.functional.pad(bias, (0, self.slots))
+        context, _ = self.attend(self.project_query(query), memory, bias, weighed)
         return self.project_output(query, context)
 
 
@@ -150,16 +170,18 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
         super().__init__()
-        self.inner = nn.Linear(d_model, d_ff)
-        self.outer = nn.Linear(d_ff, d_model)
+        self.inner = Linear(d_model, d_ff)
+        self.outer = Linear(d_ff, d_model)
         self.norm = nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) → (..., D)"""
         inner, scale = self.dropout.after_relu(self.inner(x))
-        weight = self.outer.weight if scale == 1 else self.outer.weight * scale
-        outer = nn.functional.linear(inner, weight, self.outer.bias)
+        if scale == 1:
+            outer = self.outer(inner)
+        else:
+            outer = nn.functional.linear(inner, self.outer.weight * scale, self.outer.bias)
         normed: Tensor = self.norm(x + self.dropout(outer))
         return normed
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,14 +104,28 @@ def cost(config: ModelConfig) -> Cost:
     return _count(network.to_empty(device="cpu"), {name: blank_view(spec) for name, spec in config.views.items()})
 
 
+def _product_flop(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+def _attention_flop(query: list[int], keys: list[int], *_: Any, **__: Any) -> int:
+    return 4 * math.prod(query) * keys[-2]
+
+
+FUSED: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop}
+"""kernels that torch's counter does not know"""
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    FUSED[torch.ops.mkldnn._linear_pointwise] = _product_flop
+
+
 def _count(model: CaptionModel, views: Views) -> Cost:
     word = torch.full((1, 1, 1), BOS)
     with torch.no_grad():
-        with FlopCounterMode(display=False) as encoding:
+        with FlopCounterMode(display=False, custom_mapping=FUSED) as encoding:
             encoded = model.encode(views)
-        with FlopCounterMode(display=False) as memory:
+        with FlopCounterMode(display=False, custom_mapping=FUSED) as memory:
             cache = model.init_cache(encoded)
-        with FlopCounterMode(display=False) as step:
+        with FlopCounterMode(display=False, custom_mapping=FUSED) as step:
             model.decode(word, cache)
     # Batched products are attention, the others linear maps.
     attention = encoding.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)

@@ -27,7 +27,7 @@ from haav.photos.images import Picture, is_picture, load_image
 from haav.text import Vocabulary
 from haav.types import Caption
 
-FORMAT = "haav-portable-2"
+FORMAT = "haav-portable-3"
 ABOUT, READER, STEP, WORDS = "portable.json", "reader.onnx", "step.onnx", "vocabulary.json"
 
 
@@ -48,7 +48,7 @@ class PortableCaptioner:
             self.vocabulary = Vocabulary.from_json(json_of((folder / WORDS).read_text(encoding="utf-8")))
             self.views: dict[str, Any] = about["views"]
             self.layers = int(about["layers"])
-            self.past_shape = tuple(int(size) for size in about["past"])
+            self.past_width = int(about["past"])
             self.decode = DecodeConfig(**about["decode"])
             self.confidence = ConfidenceConfig(**about["confidence"])
             self.novelty = Novelty.load(folder, {name: int(spec["dim"]) for name, spec in self.views.items()})
@@ -159,19 +159,20 @@ class PortableCaptioner:
         return feed
 
     def _no_past(self, photos: int) -> list[np.ndarray]:
-        """The empty past: keys and values (B, 1, H, 0, D/H) of each layer"""
-        heads, width = self.past_shape
-        return [np.zeros((photos, 1, heads, 0, width), np.float32) for _ in range(2 * self.layers)]
+        """The empty past: keys beside values (B, 1, 0, 2D) of each layer"""
+        return [np.zeros((photos, 1, 0, self.past_width), np.float32) for _ in range(self.layers)]
 
     def _next(
         self, words: np.ndarray, past: list[np.ndarray], position: int, memory: Arrays
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """words (B, C) → scores (B, C, words) of the next words, trust (B, C, V), the past including `words`"""
         feed = {"words": words, "position": np.array(position)} | memory
-        feed |= {f"past.{index}": part for index, part in enumerate(past)}
+        # The graph numbers captions through all photos.
+        rows = words.size
+        feed |= {f"past.{index}": part.reshape(rows, *part.shape[2:]) for index, part in enumerate(past)}
         wanted = {value.name for value in self.step.get_inputs()}
         scores, trust, *known = self.step.run(None, {name: value for name, value in feed.items() if name in wanted})
-        return scores, trust, known
+        return scores, trust, [part.reshape(*words.shape, *part.shape[1:]) for part in known]
 
     def _captions(self, hypotheses: list[Hypothesis]) -> list[Caption]:
         possible = [self._caption(hypothesis) for hypothesis in hypotheses if hypothesis.logprob > -math.inf]

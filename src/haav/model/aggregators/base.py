@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from haav.model.layers import Attention, SetAttention
+from haav.model.layers import Attention, SetAttention, hide
 from haav.registry import Registry
 from haav.types import Aggregated, EncodedViews, KeyValues, Memory, Source
 
@@ -33,8 +33,11 @@ class Aggregator(nn.Module, ABC):
         """Keys and values of the encoded tokens; made once a photo."""
 
     @abstractmethod
-    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
-        """query (B, N, D), the self-attended words of all captions of a photo → context (B, N, D)"""
+    def forward(self, query: Tensor, memory: Memory, weighed: bool = True) -> Aggregated:
+        """query (B, N, D), the self-attended words of all captions of a photo → context (B, N, D)
+
+        `weighed`: whether view weights and looks are wanted too
+        """
 
 
 class ViewAggregator(Aggregator):
@@ -53,7 +56,7 @@ class ViewAggregator(Aggregator):
 
     def build_memory(self, encoded: EncodedViews) -> Memory:
         sources = (
-            Source(self.within.keys_values(tokens), mask)
+            new_source(self.within.keys_values(tokens), mask)
             for tokens, mask in zip(encoded.tokens, encoded.masks, strict=True)
         )
         return Memory(tuple(sources), encoded.present)
@@ -65,6 +68,17 @@ class ViewAggregator(Aggregator):
         chosen, _ = self.across_layers(query, per_layer)
         return chosen  # type: ignore[no-any-return]
 
+    def by_layer(self, weights: Tensor) -> Tensor:
+        """(B, L·H, N, S) → (B, L, H, N, S)"""
+        split: Tensor = weights.unflatten(1, (-1, self.within.heads))
+        return split
+
+
+def new_source(memory: KeyValues, mask: Tensor) -> Source:
+    """memory (B, L, H, S, D/H), mask (B, S)"""
+    bias = hide(mask[:, None, None], memory.keys.dtype)
+    return Source(KeyValues(memory.keys.flatten(1, 2), memory.values.flatten(1, 2)), bias)
+
 
 def build_joint_memory(attention: Attention, encoded: EncodedViews) -> Memory:
     """The tokens of all views as one sequence, in which views that are not there are hidden"""
@@ -74,21 +88,20 @@ def build_joint_memory(attention: Attention, encoded: EncodedViews) -> Memory:
     values = memory.values.masked_fill(~mask[:, None, None, :, None], 0.0)
     columns = torch.eye(len(visible), dtype=values.dtype, device=mask.device)
     owners = torch.cat([part[..., None] * column for part, column in zip(visible, columns, strict=True)], dim=1)
-    return Memory((Source(KeyValues(memory.keys, values), mask),), encoded.present, owners)
+    return Memory((new_source(KeyValues(memory.keys, values), mask),), encoded.present, owners)
 
 
 class TwoTierAggregator(ViewAggregator):
     """Attend within each view; a subclass goes across."""
 
-    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
-        heads = self.within.project_query(query).unsqueeze(1)
+    def forward(self, query: Tensor, memory: Memory, weighed: bool = True) -> Aggregated:
+        heads = self.within.project_query(query)
         # Each view is attended to at its own length; the results go on as one tensor (B, N, V, L, D).
-        attended = (self.within.attend(heads, view.memory, view.mask[:, None, None, None]) for view in memory.sources)
-        mixed, looks = zip(*attended, strict=True)
-        per_layer = self.within.project_output(
-            query[:, :, None, None], torch.stack(mixed, dim=1).permute(0, 3, 1, 2, 4)
-        )
+        attended = [self.within.attend(heads, view.memory, view.bias, weighed) for view in memory.sources]
+        mixed = torch.stack([context for context, _ in attended], dim=2).unflatten(-1, (-1, query.shape[-1]))
+        per_layer = self.within.project_output(query[:, :, None, None], mixed)
         contexts = self.pick_layers(query[:, :, None], per_layer)
+        looks = tuple(self.by_layer(weights) for _, weights in attended if weights is not None)
         return replace(self.across(query, contexts, memory.present[:, None]), looks=looks)
 
     @abstractmethod

@@ -29,16 +29,16 @@ class ConcatTokensAggregator(Aggregator):
     def build_memory(self, encoded: EncodedViews) -> Memory:
         return build_joint_memory(self.attention, encoded)
 
-    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
+    def forward(self, query: Tensor, memory: Memory, weighed: bool = True) -> Aggregated:
         (source,) = memory.sources
         looked, _ = self.attention.attend(
-            self.attention.project_query(query).unsqueeze(1), source.memory, source.mask[:, None, None, None]
+            self.attention.project_query(query), source.memory, source.bias, weighed=False
         )
-        per_layer = self.attention.project_output(query.unsqueeze(1), looked)
+        per_layer = self.attention.project_output(query.unsqueeze(2), looked.unflatten(-1, (-1, query.shape[-1])))
         if not self.gates:
-            return Aggregated(per_layer.squeeze(1), None)
+            return Aggregated(per_layer.squeeze(2), None)
         total = torch.zeros_like(query)
         for layer, gate in enumerate(self.gates):
-            context = per_layer[:, layer]
+            context = per_layer[:, :, layer]
             total = total + gate(torch.cat([query, context], dim=-1)).sigmoid() * context
         return Aggregated(total / len(self.gates) ** 0.5, None)

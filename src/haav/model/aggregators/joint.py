@@ -19,11 +19,15 @@ class JointAggregator(ViewAggregator):
     def build_memory(self, encoded: EncodedViews) -> Memory:
         return build_joint_memory(self.within, encoded)
 
-    def forward(self, query: Tensor, memory: Memory) -> Aggregated:
+    def forward(self, query: Tensor, memory: Memory, weighed: bool = True) -> Aggregated:
         (source,) = memory.sources
-        heads = self.within.project_query(query).unsqueeze(1)
-        mixed, shares = self.within.attend(heads, source.memory, source.mask[:, None, None, None])
-        context = self.pick_layers(query, self.within.project_output(query.unsqueeze(1), mixed).transpose(1, 2))
+        mixed, weights = self.within.attend(self.within.project_query(query), source.memory, source.bias, weighed)
+        per_layer = self.within.project_output(query.unsqueeze(2), mixed.unflatten(-1, (-1, query.shape[-1])))
+        context = self.pick_layers(query, per_layer)
+        if not weighed:
+            return Aggregated(context, None)
         assert memory.owners is not None
+        assert weights is not None
+        shares = self.by_layer(weights)
         drawn = shares @ memory.owners[:, None, None]  # (B, L, H, N, V)
         return Aggregated(context, drawn.mean(dim=1).transpose(1, 2), (shares,))

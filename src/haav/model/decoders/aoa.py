@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from haav.model.aggregators import Aggregator
 from haav.model.decoders.base import DecoderSizes, RecurrentDecoder, decoders, lstm, visible_tokens
 from haav.model.dropout import Dropout
-from haav.model.layers import masked_softmax, split_heads
+from haav.model.layers import hide, split_heads
 from haav.types import Cache, EncodedViews, KeyValues, Memory, Source
 
 
@@ -35,12 +35,12 @@ class AttentionOnAttention(nn.Module):
         keys, values = (split_heads(part, self.heads) for part in self.key_value(tokens).chunk(2, dim=-1))
         return KeyValues(keys, values)
 
-    def forward(self, x: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """x (B, N, D), mask (B, S) → (B, N, D)"""
+    def forward(self, x: Tensor, memory: KeyValues, bias: Tensor | None) -> Tensor:
+        """x (B, N, D); bias (B, 1, 1, S), added to scores → (B, N, D)"""
         query = self.query(x)
         heads = split_heads(query, self.heads)
         scores = heads @ memory.keys.transpose(-1, -2) * heads.shape[-1] ** -0.5
-        weights = scores.softmax(dim=-1) if mask is None else masked_softmax(scores, mask[:, None, None])
+        weights = (scores if bias is None else scores + bias).softmax(dim=-1)
         attended = (weights @ memory.values).transpose(1, 2).flatten(2)
         both = torch.cat([query, attended], dim=-1)
         answer: Tensor = self.information(both) * self.gate(both).sigmoid()
@@ -58,7 +58,8 @@ class RefiningLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
         asking = x[:, :queries]
-        refined: Tensor = self.norm(asking + self.dropout(self.refine(asking, self.refine.keys_values(x), mask)))
+        bias = None if mask is None else hide(mask[:, None, None], x.dtype)
+        refined: Tensor = self.norm(asking + self.dropout(self.refine(asking, self.refine.keys_values(x), bias)))
         return refined
 
 
@@ -77,8 +78,7 @@ class AoaDecoder(RecurrentDecoder):
 
     def init_cache(self, encoded: EncodedViews) -> Cache:
         tokens, mask, mean = visible_tokens(encoded)
-        memory = self.attention.keys_values(tokens)
-        source = Source(KeyValues(memory.keys[:, None], memory.values[:, None]), mask)
+        source = Source(self.attention.keys_values(tokens), hide(mask[:, None, None], tokens.dtype))
         return Cache((Memory((source,), encoded.present, summary=mean),), words=())
 
     def step(self, words: Tensor, state: tuple[Tensor, ...], memory: Memory) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -87,6 +87,5 @@ class AoaDecoder(RecurrentDecoder):
         x = torch.cat([words, memory.summary[:, None] + context], dim=-1)
         hidden, cell = lstm(self.lstm, x, hidden, cell)
         (source,) = memory.sources
-        tokens = KeyValues(source.memory.keys[:, 0], source.memory.values[:, 0])
-        context = self.attention(hidden, tokens, source.mask)
+        context = self.attention(hidden, source.memory, source.bias)
         return context, (hidden, cell, context)

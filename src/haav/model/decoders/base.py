@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from haav.model.aggregators import Aggregator
 from haav.model.dropout import Dropout
+from haav.model.linear import Linear
 from haav.registry import Registry
 from haav.types import Aggregated, Cache, Decoded, EncodedViews, Memory
 
@@ -44,7 +45,7 @@ class Decoder(nn.Module, ABC):
         super().__init__()
         self.words = nn.Embedding(sizes.vocabulary_size, sizes.d_model)
         self.build(new_aggregator, sizes)
-        self.output = nn.Linear(sizes.d_model, sizes.vocabulary_size, bias=False)
+        self.output = Linear(sizes.d_model, sizes.vocabulary_size, bias=False)
 
     @staticmethod
     @abstractmethod
@@ -60,21 +61,24 @@ class Decoder(nn.Module, ABC):
         """The cache before the first word: what is computed once per photo."""
 
     @abstractmethod
-    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, list[Aggregated], Cache]:
+    def read(self, tokens: Tensor, cache: Cache, weighed: int | None = 0) -> tuple[Tensor, list[Aggregated], Cache]:
         """tokens (B, C, T) → (B, C, T, D) states that `output` turns into scores, what each layer gathered, the cache
-        after these words"""
+        after these words. `weighed`: as in `forward`"""
 
     @property
     def exposes_weights(self) -> bool:
         """Whether it says how much each view counted"""
         return False
 
-    def forward(self, tokens: Tensor, cache: Cache) -> Decoded:
-        """tokens (B, C, T) int64, the next T words of C captions of each photo"""
-        states, gathered, cache = self.read(tokens, cache)
+    def forward(self, tokens: Tensor, cache: Cache, weighed: int | None = None) -> Decoded:
+        """tokens (B, C, T) int64, the next T words of C captions of each photo
+
+        `weighed`: how many of the last layers say how much each view counted, which takes longer; None: all
+        """
+        states, gathered, cache = self.read(tokens, cache, weighed)
         given = [layer.weights for layer in gathered if layer.weights is not None]
         weights = [part.view(*tokens.shape, *part.shape[2:]) for part in given]
-        looks = tuple(layer.looks for layer in gathered)
+        looks = tuple(layer.looks for layer in gathered if layer.looks)
         return Decoded(self.output(states), torch.stack(weights, dim=3) if weights else None, cache, looks)
 
     def add_words(self, shares: Tensor) -> None:
@@ -103,16 +107,18 @@ class RecurrentDecoder(Decoder):
     def step(self, words: Tensor, state: tuple[Tensor, ...], memory: Memory) -> tuple[Tensor, tuple[Tensor, ...]]:
         """embedded words (B, C, D), state vectors (B, C, D) → (B, C, D) for `output`, the new state vectors"""
 
-    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, list[Aggregated], Cache]:
+    def read(self, tokens: Tensor, cache: Cache, weighed: int | None = 0) -> tuple[Tensor, list[Aggregated], Cache]:
         (memory,) = cache.memory
         words = self.words(tokens)
-        state = cache.state or (torch.zeros_like(words[:, :, 0]),) * self.state_size
+        start = torch.zeros_like(words[:, :, 0])
+        state = tuple(vectors.view_as(start) for vectors in cache.state) or (start,) * self.state_size
         hidden = []
         for word in words.unbind(dim=2):
             now, state = self.step(word, state, memory)
             hidden.append(now)
         length = cache.length + tokens.shape[2]
-        return self.dropout(torch.stack(hidden, dim=2)), [], Cache(cache.memory, (), length, state)
+        after = Cache(cache.memory, (), length, tuple(vectors.flatten(0, 1) for vectors in state))
+        return self.dropout(torch.stack(hidden, dim=2)), [], after
 
 
 def visible_tokens(encoded: EncodedViews) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from haav.model.aggregators import Aggregator
 from haav.model.decoders.base import Decoder, DecoderSizes, decoders
 from haav.model.layers import Attention, EncoderLayer, FeedForward, sinusoids
-from haav.types import Aggregated, Cache, EncodedViews, KeyValues, Memory
+from haav.types import Aggregated, Cache, EncodedViews, Memory
 
 
 class DecoderLayer(nn.Module):
@@ -21,16 +21,19 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(d_model, d_ff, dropout)
 
     def forward(
-        self, words: Tensor, past: KeyValues | None, causal: Tensor | None, memory: Memory
-    ) -> tuple[Tensor, Aggregated, KeyValues]:
-        """words (B, C, T, D), of which the past P are in `past` → the same, and the past with them in it"""
-        known = self.attention.keys_values(words)
+        self, words: Tensor, past: Tensor | None, causal: Tensor | None, memory: Memory, weighed: bool
+    ) -> tuple[Tensor, Aggregated, Tensor]:
+        """words (B, C, T, D); keys and values (B·C, P, 2D) of the words before them
+        → the words (B, C, T, D), and the keys and values with theirs (B·C, P + T, 2D)"""
+        photos, captions, new, width = words.shape
+        words = words.flatten(0, 1)
+        known = self.attention.key_value(words)
         if past is not None:
-            known = KeyValues(torch.cat([past.keys, known.keys], -2), torch.cat([past.values, known.values], -2))
-        attended = self.attention(words, known, causal)
+            known = torch.cat([past, known], dim=1)
+        attended = self.attention(words, self.attention.split_known(known), causal, weighed=False)
         # All captions of a photo ask its one memory: no copy per caption or beam.
-        gathered: Aggregated = self.aggregator(attended.flatten(1, 2), memory)
-        return self.feed_forward(gathered.context).view_as(words), gathered, known
+        gathered: Aggregated = self.aggregator(attended.view(photos, -1, width), memory, weighed)
+        return self.feed_forward(gathered.context).view(photos, captions, new, width), gathered, known
 
 
 @decoders.register("transformer")
@@ -65,7 +68,7 @@ class TransformerDecoder(Decoder):
         """The cache before the first word: cross-attention keys and values, once per photo."""
         return Cache(tuple(aggregator.build_memory(encoded) for aggregator in self.aggregators), words=())
 
-    def read(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, list[Aggregated], Cache]:
+    def read(self, tokens: Tensor, cache: Cache, weighed: int | None = 0) -> tuple[Tensor, list[Aggregated], Cache]:
         new = tokens.shape[2]
         end = cache.length + new
         positions = self.get_buffer("positions")
@@ -76,10 +79,11 @@ class TransformerDecoder(Decoder):
             causal = torch.ones(new, end, dtype=torch.bool, device=tokens.device).tril(cache.length)
         x = self.words(tokens) + positions[cache.length + 1 : end + 1]
         gathered: list[Aggregated] = []
-        words: list[KeyValues] = []
+        words: list[Tensor] = []
+        first = 0 if weighed is None else len(self.layers) - weighed
         for index, layer in enumerate(self.layers):
             past = cache.words[index] if cache.words else None
-            x, aggregated, new_past = layer(x, past, causal, cache.memory[index])
+            x, aggregated, known = layer(x, past, causal, cache.memory[index], index >= first)
             gathered.append(aggregated)
-            words.append(new_past)
+            words.append(known)
         return x, gathered, Cache(cache.memory, tuple(words), end)

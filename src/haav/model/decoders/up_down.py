@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from haav.model.aggregators import Aggregator
 from haav.model.decoders.base import DecoderSizes, RecurrentDecoder, decoders, lstm, visible_tokens
-from haav.model.layers import masked_softmax
+from haav.model.layers import hide
 from haav.types import Cache, EncodedViews, KeyValues, Memory, Source
 
 
@@ -36,8 +36,9 @@ class UpDownDecoder(RecurrentDecoder):
 
     def init_cache(self, encoded: EncodedViews) -> Cache:
         tokens, mask, mean = visible_tokens(encoded)
-        memory = KeyValues(self.key(tokens)[:, None, None], tokens[:, None, None])
-        return Cache((Memory((Source(memory, mask),), encoded.present, summary=mean),), words=())
+        memory = KeyValues(self.key(tokens)[:, None], tokens[:, None])
+        source = Source(memory, hide(mask[:, None, None], tokens.dtype))
+        return Cache((Memory((source,), encoded.present, summary=mean),), words=())
 
     def step(self, words: Tensor, state: tuple[Tensor, ...], memory: Memory) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden1, memory1, hidden2, memory2 = state
@@ -50,6 +51,6 @@ class UpDownDecoder(RecurrentDecoder):
 
     def attend(self, hidden: Tensor, source: Source) -> Tensor:
         """hidden (B, C, D) → the mean of the tokens, weighted by softmax of w·tanh(key of the token + query)"""
-        keys, values = source.memory.keys[:, 0], source.memory.values[:, 0, 0]
-        scores = self.score((keys + self.query(hidden)[:, :, None]).tanh()).squeeze(-1)
-        return masked_softmax(scores, source.mask[:, None]) @ values
+        scores = self.score((source.memory.keys + self.query(hidden)[:, :, None]).tanh()).squeeze(-1)
+        attended: Tensor = (scores + source.bias[:, 0]).softmax(dim=-1) @ source.memory.values[:, 0]
+        return attended
