@@ -51,7 +51,7 @@ class Count(TorchDispatchMode):
 def operations(beam: int, batch: int, weighed: int) -> list[int]:
     """Operations of each step but the first: of the model, the search, its rules and the order of the cache"""
     torch.manual_seed(0)
-    model = build_model(SHIPPED).eval()
+    model = build_model(SHIPPED).eval().requires_grad_(False)
     vocabulary = Vocabulary((*SPECIAL, *(f"w{index}" for index in range(56))))
     decode = DecodeConfig(beam=beam, no_repeat=3, no_doubles=True, min_words=9, max_words=12)
     strategy, rules = build_strategy(decode, vocabulary), build_rules(decode, vocabulary)

@@ -112,7 +112,7 @@ class Captioner:
         model, config, vocabulary = load_pretrained(directory, resolved.device)
         extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)
         novelty = Novelty.load(directory, {name: spec.dim for name, spec in config.model.views.items()})
-        captioner = cls(model, config, vocabulary, extractors, novelty)
+        captioner = cls(model.requires_grad_(False), config, vocabulary, extractors, novelty)
         captioner.name = f"the model {directory}"
         return captioner
 

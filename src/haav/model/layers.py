@@ -93,7 +93,8 @@ class Attention(_Projections):
 
     def split_known(self, known: Tensor) -> KeyValues:
         """(..., P, 2D) that `key_value` made → keys and values (..., H, P, D/H), without a copy"""
-        keys, values = known.view(*known.shape[:-1], 2, self.heads, known.shape[-1] // (2 * self.heads)).transpose(-2, -4).unbind(-3)
+        width = known.shape[-1] // (2 * self.heads)
+        keys, values = known.view(*known.shape[:-1], 2, self.heads, width).transpose(-2, -4).unbind(-3)
         return KeyValues(keys, values)
 
     def project_query(self, query: Tensor) -> Tensor:

@@ -22,9 +22,12 @@ _packed: Any = WeakIdKeyDictionary()
 
 
 class Linear(nn.Linear):
+    """nn.Linear, faster where the weights are frozen (`requires_grad_(False)`) and no gradients are kept."""
+
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        if self.training or torch.is_grad_enabled() or not _can_pack(x, weight):
+        # Weights in training change all the time, and fused optimizers do not say when.
+        if self.training or weight.requires_grad or torch.is_grad_enabled() or not _can_pack(x, weight):
             return super().forward(x)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, _pack(weight), self.bias, "none", [], "")
         return product
@@ -41,7 +44,7 @@ def _can_pack(x: Tensor, weight: Tensor) -> bool:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """The weight in oneDNN's layout. It is laid out anew after an optimizer or a checkpoint has changed it."""
+    """The weight in oneDNN's layout. It is laid out anew when it has been changed, as that of a moving average is."""
     state = (weight._version, weight.data_ptr())
     packed: tuple[tuple[int, int], Tensor] | None = _packed.get(weight)
     if packed is None or packed[0] != state:

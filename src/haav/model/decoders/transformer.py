@@ -32,7 +32,7 @@ class DecoderLayer(nn.Module):
             known = torch.cat([past, known], dim=1)
         attended = self.attention(words, self.attention.split_known(known), causal, weighed=False)
         # All captions of a photo ask its one memory: no copy per caption or beam.
-        gathered: Aggregated = self.aggregator(attended.view(photos, -1, width), memory, weighed)
+        gathered: Aggregated = self.aggregator(attended.view(photos, captions * new, width), memory, weighed)
         return self.feed_forward(gathered.context).view(photos, captions, new, width), gathered, known
 
 
