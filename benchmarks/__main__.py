@@ -18,6 +18,7 @@ from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
 from benchmarks.int8 import int8
 from benchmarks.loading import loading
+from benchmarks.operations import operations
 from benchmarks.others import others
 from benchmarks.plain import plain_beam_search
 from benchmarks.scale import scale
@@ -139,6 +140,7 @@ def length() -> dict[str, Any]:
 
 BENCHMARKS = {
     "decoding": decoding,
+    "operations": operations,
     "training": training,
     "self-critical": self_critical,
     "reward": reward,

@@ -1,8 +1,7 @@
 """A linear map whose weights are laid out for the processor once instead of at every product.
 
 A decoder multiplies a handful of rows by all of its weights at every word. Then it is the way of the weights through
-memory that takes time, and in oneDNN's own layout they are read two to four times as fast
-(docs/experiments/2026-11-18-decoding.md).
+memory that takes time, and large ones are read faster in oneDNN's own layout (docs/experiments/2026-11-18-decoding.md).
 """
 
 from __future__ import annotations
