@@ -185,7 +185,9 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
 def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
     sources = sum(name.endswith(".bias") for name in memory)
     width = 2 * model.decoder.words.embedding_dim
-    past = {f"past.{index}": torch.zeros(PHOTOS * CAPTIONS, PAST, width) for index in range(len(_decoder(model).layers))}
+    past = {
+        f"past.{index}": torch.zeros(PHOTOS * CAPTIONS, PAST, width) for index in range(len(_decoder(model).layers))
+    }
     words = torch.zeros(PHOTOS, CAPTIONS, dtype=torch.int64)
     example = (words, torch.tensor(PAST), *memory.values(), *past.values())
     inputs = ["words", "position", *memory, *past]
