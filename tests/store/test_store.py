@@ -265,3 +265,26 @@ def test_shards_are_even_and_have_photos(tmp_path: Path) -> None:
         assert open_store(tmp_path / "out").in_order(["6.jpg", "0.jpg"]) == ["0.jpg", "6.jpg"]
         with pytest.raises(StoreError, match="at least 1 photo, not 0"):
             write_shards(store, ["things"], tmp_path / "none", shard_size=0)
+
+
+def test_views_of_a_second_store_replace_those_of_the_first(tmp_path: Path) -> None:
+    below, over = filled(tmp_path / "below", ("a.jpg", "b.jpg")), filled(tmp_path / "over", ("a.jpg",))
+    with below, over:
+        assert not same(below.get("things", "a.jpg"), over.get("things", "a.jpg"))
+        kept = [below.get("things", "b.jpg")]
+    with Store(tmp_path / "below", write=True) as below:
+        below.add_view("more", below.views["things"])
+        below.put("more", {"b.jpg": kept[0]})
+    both = open_store(f"{tmp_path / 'below'},{tmp_path / 'over'}")
+    assert set(both.views) == {"things", "more"}
+    assert both.ids("things") == ["a.jpg"]
+    assert both.missing("things", ["a.jpg", "b.jpg"]) == ["b.jpg"]
+    again = pickle.loads(pickle.dumps(both))
+    with Store(tmp_path / "over") as over:
+        for store in (both, again):
+            assert same(store.get_many("things", ["a.jpg"])[0], over.get("things", "a.jpg"))
+            assert same(store.get_many("more", ["b.jpg"])[0], kept[0])
+    with pytest.raises(StoreError, match="write to one of them"):
+        both.put("things", {})
+    both.close()
+    again.close()

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from haav.errors import StoreError, printable, unknown
 from haav.files import json_of, write_atomically
 from haav.photos.remote import is_remote
+from haav.store.layered import LayeredStore
 from haav.store.lmdb import Store
 from haav.store.photo_index import PhotoIndex, RepeatedName
 from haav.store.records import ViewManifest, pack, unpack
@@ -242,7 +243,10 @@ class ShardStore:
 
 
 def open_store(path: str | Path) -> Store | ShardStore:
-    """A view store, or a folder of shards."""
+    """A view store, a folder of shards, or two stores with a comma: views of the second replace those of the first."""
+    if "," in str(path) and not is_remote(str(path)) and not Path(path).exists():
+        below, _, over = str(path).partition(",")
+        return LayeredStore(below, over)
     return ShardStore(path) if is_remote(str(path)) or (Path(path) / INDEX).exists() else Store(path)
 
 
