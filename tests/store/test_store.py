@@ -279,7 +279,7 @@ def test_views_of_a_second_store_replace_those_of_the_first(tmp_path: Path) -> N
     assert set(both.views) == {"things", "more"}
     assert both.ids("things") == ["a.jpg"]
     assert both.missing("things", ["a.jpg", "b.jpg"]) == ["b.jpg"]
-    again = pickle.loads(pickle.dumps(both))
+    again = pickle.loads(pickle.dumps(both))  # noqa: S301
     with Store(tmp_path / "over") as over:
         for store in (both, again):
             assert same(store.get_many("things", ["a.jpg"])[0], over.get("things", "a.jpg"))

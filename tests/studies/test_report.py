@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from haav.errors import DataError
-from haav.studies.ablate import CAPTIONS, GRID, RESULT, Outcome, run_folder
+from haav.studies.outcomes import CAPTIONS, GRID, RESULT, Outcome, run_folder
 from haav.studies.report import render_report
 
 pytest.importorskip("matplotlib", reason='a report needs matplotlib: pip install "haav[plots]"')

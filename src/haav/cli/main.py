@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "describe": studies.describe,
         "control": studies.control,
         "ablate": studies.ablate,
+        "reproduce": studies.reproduce,
         "report": studies.report,
         "bench": studies.bench,
     },
@@ -146,11 +147,16 @@ def _notes(verb: str) -> str:
     from haav.config import DecodeConfig, load
 
     lines: list[str] = []
-    named = {"train": load.recipe_names, "describe": load.preset_names, "ablate": load.grid_names}
+    named = {
+        "train": ("recipes", load.recipe_names),
+        "describe": ("presets", load.preset_names),
+        "ablate": ("grids", load.grid_names),
+        "reproduce": ("grids", load.table_names),
+    }
     if verb in named:
-        what = {"train": "recipes", "describe": "presets", "ablate": "grids"}[verb]
-        lines += [f"{what}:"]
-        for name in named[verb]():
+        what, names = named[verb]
+        lines += ["tables:" if verb == "reproduce" else f"{what}:"]
+        for name in names():
             lines += _entry(name, load.summary(what, name))
     parameters = inspect.signature(VERBS[verb]).parameters
     if "overrides" in parameters and "model" in parameters and verb != "describe":

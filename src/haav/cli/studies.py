@@ -1,4 +1,4 @@
-"""Commands that study models: describe, control, ablate, report, bench."""
+"""Commands that study models: describe, control, ablate, reproduce, report, bench."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json as json_format
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from haav.cli.common import (
     Json,
@@ -21,6 +21,8 @@ from haav.cli.common import (
     print_json,
 )
 from haav.errors import ConfigError, DataError, ImageError, printable, unknown
+
+Number = TypeVar("Number", int, float)
 
 
 def describe(
@@ -137,17 +139,97 @@ def ablate(
     grid: Annotated[str, "name of a grid (encodings, decoders, views, …) or a YAML file"],
     *,
     out: Annotated[str, "folder for the runs and the table; finished runs are not repeated"],
-    workers: Annotated[int, "runs in parallel"] = 1,
+    workers: Annotated[int, "rows in parallel"] = 1,
+    seeds: Annotated[str, "random seeds, comma-separated, instead of the grid's"] = "",
+    rates: Annotated[str, "learning rates to try, comma-separated, instead of the grid's"] = "",
     overrides: Overrides | None = None,
 ) -> int:
-    """Train a grid of named runs and write a table of their scores and costs."""
-    from haav.studies import ablate
+    """Train a grid of named runs and write a table of their scores and costs.
+
+    A grid with several learning rates tries them with the first seed; the best on val is used for all seeds.
+    """
+    from haav.studies.ablate import run_grid
+    from haav.studies.grid import load_grid, with_budget
 
     settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
-    loaded = ablate.load_grid(grid)
-    ablate.run_grid(loaded, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    chosen = with_budget(load_grid(grid), _numbers(seeds, "--seeds", int), _numbers(rates, "--rates", float))
+    run_grid(chosen, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
     print((Path(out) / "table.md").read_text(encoding="utf-8"))
     return 0
+
+
+def reproduce(
+    table: Annotated[str | None, "a table of the paper; all: every table, the most important first (default)"] = None,
+    *,
+    out: Annotated[str, "folder for the runs, the page and the JSON; finished runs are not repeated"] = "runs/paper",
+    plan: Annotated[bool, "print what is done and left with estimated hours, and run nothing"] = False,
+    full: Annotated[bool, "the paper's own settings instead of small models; for a machine with a GPU"] = False,
+    dry_run: Annotated[bool, "build every model, count parameters and hours, and run nothing; needs no data"] = False,
+    seeds: Annotated[str, "random seeds, comma-separated (default: those of the table)"] = "",
+    rates: Annotated[str, "learning rates to try, comma-separated (default: those of the table)"] = "",
+    workers: Annotated[int, "rows in parallel"] = 1,
+    bridge: Annotated[str | None, "labels: directory of haav bridge that the text views were made with"] = None,
+    textdb: Annotated[str | None, "labels: directory of haav textdb that the text views were made with"] = None,
+    images: Annotated[str | None, "mask: folder, tar or list of the photos"] = None,
+    gflops: Annotated[float | None, "speed of the machine for estimates (default: from finished runs)"] = None,
+    overrides: Overrides | None = None,
+) -> int:
+    """Run a table of the paper on your data, and judge the paper's claims.
+
+    Each row is trained with several learning rates on the first seed. The best on val is used for all seeds. The page
+    reproduce.md and reproduce.json in --out have a verdict per claim, with intervals over seeds and photos, and the
+    hours spent and left. Run the same command again after an interruption.
+    """
+    from haav.photos import sources
+    from haav.studies.outcomes import markdown
+    from haav.studies.plan import Session, check_parameters, plan_lines
+    from haav.studies.plan import plan as plan_rows
+    from haav.studies.reproduce import reproduce
+    from haav.studies.verdicts_page import PAGE
+
+    if gflops is not None and not gflops > 0:
+        raise ConfigError(f"--gflops is a number above 0, not {gflops:g}.")
+    session = Session(
+        Path(out),
+        {flag.removeprefix("--"): value for flag, value in overrides or []},
+        _numbers(seeds, "--seeds", int),
+        _numbers(rates, "--rates", float),
+        workers,
+        bridge,
+        textdb,
+        {ref.id: ref for ref in sources.find_photos(listed(images))} if images else {},
+        gflops,
+        full,
+        dry_run,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    tables = session.tables(table or "all")
+    if not plan and not dry_run:
+        reproduce(session, tables)
+        print((Path(out) / PAGE).read_text(encoding="utf-8"))
+        return 0
+    rows = plan_rows(session, tables)
+    print(markdown(plan_lines(rows)))
+    speed, source = session.speed
+    left = sum(row.hours for row in rows)
+    print(f"{left:,.1f} hours left at {speed:,.0f} GFLOP/s ({source}); rows with a finished run by its time.")
+    wrong = check_parameters(session) if full else []
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if full and not wrong:
+        print("The six encoding rows have the parameters that the paper implies.")
+    return 1 if wrong else 0
+
+
+def _numbers(text: str, flag: str, kind: type[Number]) -> tuple[Number, ...]:
+    """Numbers of a flag, comma-separated, each above or equal to 0 and unlike the others"""
+    try:
+        numbers = tuple(kind(part) for part in listed(text))
+    except ValueError:
+        numbers = (kind(-1),)
+    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{flag} takes numbers that differ, with commas, not '{text}'.")
+    return numbers
 
 
 def report(

@@ -37,11 +37,21 @@ def grid_names() -> list[str]:
     return _names("grids")
 
 
+def table_names() -> list[str]:
+    """Grids that are tables of the paper, the most important first"""
+    return [str(name) for name in read_data("claims.yaml")["tables"]]
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """A YAML file of the package that is neither a preset nor a recipe nor a grid"""
+    return dict(yaml.safe_load(_folder(name).read_text(encoding="utf-8")))
+
+
 def summary(folder: str, name: str) -> str:
     """What the comment at the top of a YAML file says, without the command at its end"""
     lines = (_folder(folder) / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r"[:.]? haav (?:train|ablate|describe) ", comment)[0].rstrip(":. ")
+    return re.split(r"[:.]? haav (?:train|ablate|describe|reproduce) ", comment)[0].rstrip(":. ")
 
 
 def find_recipe(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""A store whose views take the place of those of another, so that large views need not be copied to change a small one."""
+"""A store whose views replace those of another: a large view need not be copied where only a small one differs."""
 
 from __future__ import annotations
 

@@ -72,6 +72,35 @@ def change(clean: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]
     )
 
 
+Steps = dict[str, list[float]]
+"""photo → weight of a view at each step of its caption"""
+
+
+def noised_weights(
+    captioner: Captioner, photos: StoredPhotos, shares: Sequence[float], seed: int = 0, progress: Progress = quiet
+) -> tuple[dict[str, Steps], dict[str, dict[float, Steps]]]:
+    """View → weights of the clean view; view → share of zeroed tokens → weights of the noised view"""
+    model = weighing(captioner)
+    generator = torch.Generator().manual_seed(seed)
+    clean: dict[str, Steps] = {name: {} for name in captioner.views}
+    noised: dict[str, dict[float, Steps]] = {name: {share: {} for share in shares} for name in captioner.views}
+    done = 0
+    for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
+        tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
+        before = trust(model, batch.views, tokens)
+        for index, name in enumerate(model.encoding.names):
+            has = batch.views[name].mask.any(dim=1).tolist()
+            rows = [row for row, there in enumerate(has) if there and lengths[row]]
+            clean[name] |= {batch.ids[row]: before[row, : lengths[row], index].tolist() for row in rows}
+            for share in shares:
+                views = {**batch.views, name: _zeroed(batch.views[name], share, generator)}
+                after = trust(model, views, tokens)
+                noised[name][share] |= {batch.ids[row]: after[row, : lengths[row], index].tolist() for row in rows}
+        done += len(batch.ids)
+        progress(done, len(photos))
+    return clean, noised
+
+
 def noise_study(
     captioner: Captioner,
     photos: StoredPhotos,
@@ -80,24 +109,11 @@ def noise_study(
     progress: Progress = quiet,
 ) -> dict[str, Any]:
     """For each view: the Change by share of zeroed tokens, and the mean weight at each step, clean and noised."""
-    model = weighing(captioner)
-    generator = torch.Generator().manual_seed(seed)
-    clean: dict[str, list[list[float]]] = {name: [] for name in captioner.views}
-    noised: dict[str, dict[float, list[list[float]]]] = {v: {share: [] for share in shares} for v in captioner.views}
-    done = 0
-    for batch in build_loader(photos, ShuffledBatches(len(photos), 50, shuffle=False), workers=0):
-        tokens, lengths = _words(captioner, captioner.caption_views(batch.views))
-        before = trust(model, batch.views, tokens)
-        for index, name in enumerate(model.encoding.names):
-            has = batch.views[name].mask.any(dim=1).tolist()
-            rows = [row for row, there in enumerate(has) if there and lengths[row]]
-            clean[name] += [before[row, : lengths[row], index].tolist() for row in rows]
-            for share in shares:
-                views = {**batch.views, name: _zeroed(batch.views[name], share, generator)}
-                after = trust(model, views, tokens)
-                noised[name][share] += [after[row, : lengths[row], index].tolist() for row in rows]
-        done += len(batch.ids)
-        progress(done, len(photos))
+    clean_by_photo, noised_by_photo = noised_weights(captioner, photos, shares, seed, progress)
+    clean = {name: list(steps.values()) for name, steps in clean_by_photo.items()}
+    noised = {
+        name: {share: list(steps.values()) for share, steps in parts.items()} for name, parts in noised_by_photo.items()
+    }
     return {
         name: {
             "shares": {f"{share:g}": asdict(change(clean[name], noised[name][share], seed)) for share in shares},

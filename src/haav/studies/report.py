@@ -17,20 +17,19 @@ from haav.palette import colours_of
 from haav.photos.images import data_uri, load_image
 from haav.photos.sources import PhotoRef
 from haav.plots import check_installed, new_figure, to_svg
-from haav.studies.ablate import (
+from haav.studies.ablate import data_of
+from haav.studies.grid import Grid, load_grid
+from haav.studies.html import SIDE, render_page
+from haav.studies.outcomes import (
     CAPTIONS,
     GRID,
-    Grid,
     Outcome,
-    data_of,
     draw_curves,
-    load_grid,
+    final_folder,
     mean_curves,
-    read_outcome,
-    run_folder,
+    read_outcomes,
     table,
 )
-from haav.studies.html import SIDE, render_page
 from haav.train.run import RunFiles
 
 SHOWN = 10
@@ -48,8 +47,8 @@ def _grid(folder: Path, photos: Mapping[str, PhotoRef]) -> dict[str, object]:
     if not (folder / GRID).exists():
         raise DataError(f"{folder} holds no grid: give folders that haav ablate wrote.")
     grid = load_grid(str(folder / GRID))
-    runs = [(row, seed, read_outcome(run_folder(folder, row.name, seed))) for row in grid.rows for seed in grid.seeds]
-    outcomes = [outcome for _, _, outcome in runs if outcome is not None]
+    outcomes = read_outcomes(grid, folder)
+    runs = len(grid.rows) * len(grid.seeds)
     if not outcomes:
         raise DataError(f"no run of {folder} is done yet.")
     charts = {"CIDEr of each row": _bars(grid, outcomes), "Cost against quality": _scatter(grid, outcomes)}
@@ -57,8 +56,8 @@ def _grid(folder: Path, photos: Mapping[str, PhotoRef]) -> dict[str, object]:
         charts["CIDEr on val by epoch"] = draw_curves(grid, outcomes)
     return {
         "title": grid.title,
-        "runs": len(runs),
-        "missing": len(runs) - len(outcomes),
+        "runs": runs,
+        "missing": runs - len(outcomes),
         "charts": {label: Markup(to_svg(figure, label)) for label, figure in charts.items()},
         "table": table(grid, outcomes),
         "photos": _photos(folder, grid, photos),
@@ -102,16 +101,17 @@ def _scatter(grid: Grid, outcomes: Sequence[Outcome]) -> Any:
 
 def _photos(folder: Path, grid: Grid, photos: Mapping[str, PhotoRef]) -> list[dict[str, object]]:
     """Some photos with the captions of each row (first seed) and the reference captions."""
-    said = {}
+    said, places = {}, []
     for row in grid.rows:
-        file = run_folder(folder, row.name, grid.seeds[0]) / CAPTIONS
-        if file.exists():
-            said[row.name] = json_of(file.read_text(encoding="utf-8"))
+        place = final_folder(grid, folder, row, grid.seeds[0])
+        if place is not None and (place / CAPTIONS).exists():
+            said[row.name] = json_of((place / CAPTIONS).read_text(encoding="utf-8"))
+            places.append(place)
     if not said:
         return []
     names = sorted(set.intersection(*(set(captions) for captions in said.values())))
     chosen = names[:: max(1, len(names) // SHOWN)][:SHOWN]
-    references = _references(run_folder(folder, next(iter(said)), grid.seeds[0]), chosen)
+    references = _references(places[0], chosen)
     shown: list[dict[str, object]] = []
     for name in chosen:
         captions = [(row, [texts[name]]) for row, texts in said.items()]

@@ -1,0 +1,201 @@
+"""The paper's claims, and a verdict on each from what was measured.
+
+A claim says that the difference of two rows is above a number, usually 0. It is confirmed if the whole 95 % interval
+of the difference is above that number, refuted if the whole interval is below, and undecided otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from haav.config.load import read_data
+from haav.evaluate.statistics import Components, Floats, bootstrap_seeds_and_photos, percentile_interval
+from haav.studies.grid import Grid
+from haav.studies.outcomes import by_photo, final_folder, photo_scores, read_outcome
+from haav.studies.trained import study_values
+
+RESAMPLES = 2000
+MOST_SEEDS, MOST_PHOTOS = 100, 100
+"""a budget beyond so many seeds, or so many times the photos, is not named"""
+CONFIRMED, REFUTED, UNDECIDED, NOT_RUN = "confirmed", "refuted", "undecided", "not run"
+LOST = "CIDEr lost"
+
+
+@dataclass(frozen=True)
+class Claim:
+    claim: str
+    table: str
+    row: str
+    where: str
+    """label in the LaTeX source of the paper"""
+    against: str = ""
+    """row that is subtracted; empty: none"""
+    paper: float | None = None
+    """the difference that the paper prints"""
+    measure: str = "CIDEr"
+    least: float = 0.0
+    """the claim holds if the difference is above this"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Differences of two rows, or the values of one."""
+
+    values: Floats
+    """(seeds, photos)"""
+    over: str
+    """what was drawn at random: "seeds and photos", "photos", "seeds", or "nothing" """
+    minutes: float = 0.0
+    """of one more seed"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    verdict: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 0
+    photos: int = 0
+    over: str = ""
+    """what the interval is over"""
+    needed: str = ""
+    """of an undecided claim: the budget that would decide it if the true difference is the one measured"""
+    hours: float | None = None
+    """machine hours to that budget, if seeds are what is missing"""
+
+
+def load_claims() -> list[Claim]:
+    return [Claim(**entry) for entry in read_data("claims.yaml")["claims"]]
+
+
+def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -> Verdict:
+    """The verdict on a claim. None is measured while a row is not run."""
+    if measured is None:
+        return Verdict(NOT_RUN)
+    seeds, photos = measured.values.shape
+    value = float(measured.values.mean())
+    low, high = value, value
+    if measured.over != "nothing":
+        bounds = percentile_interval(bootstrap_seeds_and_photos(measured.values, resamples, seed=0))
+        low, high = float(bounds[0]), float(bounds[1])
+    verdict, needed, hours = UNDECIDED, "", None
+    if "seeds" in measured.over and seeds < 2:
+        needed = "at least 2 seeds: one does not show how much seeds differ"
+        hours = measured.minutes / 60
+    elif low > claim.least:
+        verdict = CONFIRMED
+    elif high < claim.least or measured.over == "nothing":
+        verdict = REFUTED
+    else:
+        needed, hours = budget(measured, claim.least)
+    return Verdict(verdict, value, low, high, seeds, photos, measured.over, needed, hours)
+
+
+def budget(measured: Measured, least: float) -> tuple[str, float | None]:
+    """Seeds or photos with which the interval would not include `least`, and machine hours for more seeds"""
+    seeds, photos = measured.values.shape
+    gap = abs(float(measured.values.mean()) - least)
+    parts = Components.of(measured.values)
+    more_seeds = range(max(2, seeds), MOST_SEEDS + 1) if "seeds" in measured.over else (seeds,)
+    more_photos = range(1, MOST_PHOTOS + 1) if "photos" in measured.over else (1,)
+    for times in more_photos:
+        for count in more_seeds:
+            if parts.half_width(count, times * photos) < gap:
+                # The bootstrap may be a little wider than the components say.
+                count = count + 1 if count == seeds and times == 1 and "seeds" in measured.over else count
+                words = [f"{count} seeds"] if "seeds" in measured.over else []
+                words += [f"{times * photos:,} photos"] if times > 1 else []
+                hours = (count - seeds) * measured.minutes / 60 if "seeds" in measured.over else None
+                return " and ".join(words) or f"a few more than {photos:,} photos", hours
+    limits = [f"{MOST_SEEDS} seeds"] if "seeds" in measured.over else []
+    limits += [f"{MOST_PHOTOS * photos:,} photos"] if "photos" in measured.over else []
+    return f"more than {' and '.join(limits)}", None
+
+
+def measure(claim: Claim, grid: Grid, folder: Path) -> Measured | None:
+    """What was measured about a claim, over the seeds and photos that both rows have. None if a row is not run."""
+    if grid.study == "train":
+        rows = [_trained(grid, folder, name, claim.measure) for name in (claim.row, claim.against) if name]
+        over = "seeds" if claim.measure == LOST else "seeds and photos"
+        minutes = sum(_minutes(grid, folder, name) for name in (claim.row, claim.against) if name)
+    else:
+        values, minutes = study_values(grid, folder), _minutes(grid, folder, grid.rows[0].name)
+        rows = [
+            {seed: _part(each.get(name, {}), grid, claim.measure) for seed, each in values.items()}
+            for name in (claim.row, claim.against)
+            if name
+        ]
+        over = {"growth": "nothing", "ensemble": "photos"}.get(grid.study, "seeds and photos")
+    return _subtract(rows, over, minutes)
+
+
+def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minutes: float) -> Measured | None:
+    """The first row minus the second, if there is one"""
+    seeds = sorted(set.intersection(*(({seed for seed, values in row.items() if values}) for row in rows)))
+    if not seeds:
+        return None
+    shared = set.intersection(*(set(row[seed]) for row in rows for seed in seeds))
+    photos = [photo for photo in rows[0][seeds[0]] if photo in shared]
+    if not photos:
+        return None
+    tables = [np.stack([by_photo(row[seed], photos) for seed in seeds]) for row in rows]
+    return Measured(tables[0] - (tables[1] if len(tables) > 1 else 0.0), over, minutes)
+
+
+def _trained(grid: Grid, folder: Path, name: str, measure: str) -> dict[int, dict[str, float]]:
+    """Seed → photo → CIDEr × 100 of its caption; or seed → CIDEr lost on val after the best epoch"""
+    values: dict[int, dict[str, float]] = {}
+    for seed in grid.seeds:
+        place = final_folder(grid, folder, grid.row(name), seed)
+        outcome = None if place is None else read_outcome(place)
+        if place is None or outcome is None:
+            continue
+        if measure == LOST:
+            ciders = [cider for _, cider in outcome.curve]
+            values[seed] = {"val": 100 * (max(ciders) - ciders[-1])} if ciders else {}
+        else:
+            values[seed] = {photo: 100 * score for photo, score in photo_scores(place).items()}
+    return values
+
+
+def _part(values: Mapping[str, float], grid: Grid, measure: str) -> dict[str, float]:
+    return {measure: values[measure]} if grid.study == "growth" and measure in values else dict(values)
+
+
+def _minutes(grid: Grid, folder: Path, name: str) -> float:
+    """Mean of the runs of a row that are done"""
+    places = [final_folder(grid, folder, grid.row(name), seed) for seed in grid.seeds]
+    outcomes = [read_outcome(place) for place in places if place is not None]
+    minutes = [outcome.minutes for outcome in outcomes if outcome is not None]
+    return float(np.mean(minutes)) if minutes else 0.0
+
+
+def verdict_lines(verdicts: Sequence[tuple[Claim, Verdict]]) -> list[list[str]]:
+    """The header and the lines of the table of verdicts"""
+    lines = [
+        ["claim", "measure", "paper", "ours (95 % interval)", "interval over", "verdict", "in the paper", "command"]
+    ]
+    for claim, verdict in verdicts:
+        ours, over, words = "", "", verdict.verdict
+        if verdict.value is not None:
+            ours = f"{verdict.value:+.1f} ({verdict.low:+.1f} … {verdict.high:+.1f})"
+            counts = {"seeds": f"{verdict.seeds} seeds", "photos": f"{verdict.photos:,} photos"}
+            over = ", ".join(count for name, count in counts.items() if name in verdict.over) or "counted, not sampled"
+        if verdict.needed:
+            words += f" at this budget; would need {verdict.needed}"
+        if verdict.hours:
+            words += f", {verdict.hours:.1f} h more" if verdict.needed else f"; {verdict.hours:.1f} h estimated"
+        paper = "" if claim.paper is None else f"{claim.paper:+g}"
+        command = f"`haav reproduce {claim.table}`"
+        lines.append([claim.claim, claim.measure, paper, ours, over, words, claim.where, command])
+    return lines
+
+
+def to_json(claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    return {**asdict(claim), **asdict(verdict)}

@@ -1,0 +1,246 @@
+"""What `haav reproduce` was given, and what is done and left of the tables: runs, parameters, estimated hours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from haav.config import Config, DataConfig
+from haav.config.load import read_data, table_names
+from haav.data.mixture import Mixture, load_mixture, parse_sources
+from haav.errors import ConfigError, unknown
+from haav.photos.sources import PhotoRef
+from haav.store import Store, open_store
+from haav.studies.ablate import config_of, run_key
+from haav.studies.describe import count_parameters
+from haav.studies.grid import Grid, Row, load_grid, with_budget
+from haav.studies.hours import GIGAFLOPS, hours, measured_gigaflops, training_flops
+from haav.studies.outcomes import all_outcomes, chosen_rate, read_outcome, run_folder
+from haav.text import Vocabulary
+from haav.types import ViewSpec
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A row of a table: what is done, and what is left."""
+
+    table: str
+    row: str
+    runs: int
+    done: int
+    shared: int
+    """runs left that an earlier table has, or will have"""
+    hours: float
+    """estimated, of the runs left that are not shared"""
+    parameters: int
+    """trainable, of one model"""
+    reason: str = ""
+    """why it cannot be run with what was given; empty: it can"""
+
+    @property
+    def left(self) -> int:
+        return self.runs - self.done
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the user gave."""
+
+    out: Path
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    workers: int = 1
+    bridge: str | None = None
+    textdb: str | None = None
+    images: Mapping[str, PhotoRef] = field(default_factory=dict)
+    gigaflops: float | None = None
+    """of the machine, for estimates; None: from measured runs"""
+    full: bool = False
+    """the paper's own settings instead of those of the grids"""
+    dry: bool = False
+    """nothing of the data is looked at"""
+    report: Callable[[str], None] = lambda line: None
+
+    @cached_property
+    def paper(self) -> dict[str, Any]:
+        return read_data("full.yaml")
+
+    def tables(self, name: str) -> list[str]:
+        """The table of that name, or all of them"""
+        names = list(self.paper["tables"]) if self.full else table_names()
+        if name != ALL and name not in names:
+            raise ConfigError(unknown("table", name, [*names, ALL]))
+        return names if name == ALL else [name]
+
+    def folder(self, name: str) -> Path:
+        return self.out / name
+
+    def grid(self, name: str) -> Grid:
+        grid = load_grid(name)
+        seeds = () if grid.study == "ensemble" else self.seeds  # an ensemble of four has four
+        if not self.full:
+            return with_budget(grid, seeds, self.rates)
+        below = {
+            f"{section}.{key}": str(value)
+            for section, part in self.paper["base"].items()
+            for key, value in part.items()
+        }
+        rows = tuple(replace(row, then=self.paper["then"] if row.then else "") for row in grid.rows)
+        own = grid.seeds if grid.study == "ensemble" else tuple(self.paper["seeds"])
+        whole = replace(
+            grid, recipe=self.paper["recipe"], settings=below, rows=rows, rates=(), cut_texts=False, seeds=own
+        )
+        return with_budget(whole, seeds, self.rates)
+
+    @cached_property
+    def views(self) -> dict[str, ViewSpec]:
+        """Of the store"""
+        if not self.overrides.get("data.store"):
+            return {}
+        store = open_store(self.overrides["data.store"])
+        specs = {name: manifest.spec for name, manifest in store.views.items()}
+        if isinstance(store, Store):
+            store.close()
+        return specs
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The training data; None without a data set, and for the generated one"""
+        dataset = self.overrides.get("data.dataset", "")
+        return load_mixture(parse_sources(dataset)) if dataset not in ("", "toy") else None
+
+    @cached_property
+    def words(self) -> int | None:
+        """Size of the vocabulary of the training captions"""
+        least = int(self.overrides.get("data.min_count", DataConfig().min_count))
+        return len(Vocabulary.build(self.mixture.sentences, least)) if self.mixture else None
+
+    def photos(self, name: str) -> dict[str, int]:
+        """Numbers of training and val photos"""
+        if self.full:
+            return dict(self.paper["photos_of"].get(name, self.paper["photos"]))
+        mixture = self.mixture
+        return {"train": len(mixture.train), "val": len(mixture.val)} if mixture else {"train": 0, "val": 0}
+
+    @property
+    def speed(self) -> tuple[float, str]:
+        """GFLOP per second for estimates, and where the figure is from"""
+        if self.gigaflops is not None:
+            return self.gigaflops, "given with --gflops"
+        measured = measured_gigaflops(all_outcomes(self.out)) if self.out.exists() else None
+        if measured is not None:
+            return measured, "the median of finished runs"
+        if self.full:
+            return float(self.paper["gigaflops"]), "assumed of a GPU"
+        return GIGAFLOPS, "assumed of two CPU cores"
+
+    def missing(self, grid: Grid, row: Row) -> str:
+        """Why a row cannot be run with what was given"""
+        if grid.study == "growth":
+            return ""
+        given = {**self.overrides, **({"images": "given"} if self.images else {})}
+        toy = grid.settings_of(row, 0, self.overrides).get("data.dataset") == "toy"
+        needs = [*(() if toy else ("data.dataset", "data.store")), *grid.needs]
+        lacking = [name for name in needs if name not in given]
+        if lacking:
+            return "needs " + ", ".join(f"--{name}" for name in lacking)
+        settings = grid.settings_of(row, 0, self.overrides)
+        views = [] if toy else [view for view in settings.get("data.views", "").split(",") if view]
+        absent = [view for view in views if view not in self.views]
+        if absent:
+            return "the store has no view " + ", ".join(absent)
+        share = float(settings.get("data.label_fraction", 1))
+        if grid.cut_texts and share < 1 and not toy and not (self.bridge and self.textdb):
+            return "needs --bridge, --textdb"
+        return ""
+
+
+def plan(session: Session, tables: Sequence[str]) -> list[Planned]:
+    """Rows of tables with what is done and left. Builds each model, without its weights."""
+    speed, _ = session.speed
+    known: set[str] = set()
+    planned = []
+    for name in tables:
+        grid = session.grid(name)
+        for row in grid.in_order if grid.study != "growth" else ():
+            planned.append(_plan_row(session, name, grid, row, speed, known))
+    return planned
+
+
+def _plan_row(session: Session, name: str, grid: Grid, row: Row, speed: float, known: set[str]) -> Planned:
+    folder = session.folder(name)
+    rate = chosen_rate(grid, folder, row) if grid.rates else None
+    jobs: list[tuple[int, float | None]] = [(seed, rate) for seed in grid.seeds]
+    if grid.rates:
+        first, *others = grid.seeds
+        jobs = [(first, each) for each in grid.rates]
+        jobs += [(seed, rate or grid.rates[0]) for seed in others]
+    outcomes = [
+        read_outcome(run_folder(folder, row.name, seed, each))
+        if each is None or seed == grid.seeds[0] or rate
+        else None
+        for seed, each in jobs
+    ]
+    done = [outcome for outcome in outcomes if outcome is not None]
+    left, shared = 0, 0
+    for (seed, each), outcome in zip(jobs, outcomes, strict=True):
+        key = run_key(grid.recipe, row.then, grid.settings_of(row, seed, session.overrides, each))
+        key += str(session.photos(name))
+        left += outcome is None and key not in known
+        shared += outcome is None and key in known
+        known.add(key)
+    config = _config(session, grid, row)
+    minutes = [outcome.minutes for outcome in done]
+    each_run = float(np.mean(minutes)) / 60 if minutes else _estimate(session, name, config, row, speed)
+    parameters = sum(count_parameters(config).values())
+    reason = "" if session.dry else session.missing(grid, row)
+    return Planned(name, row.name, len(jobs), len(done), shared, left * each_run, parameters, reason)
+
+
+def _config(session: Session, grid: Grid, row: Row) -> Config:
+    """The config of a row, with the views of the store where it has them, and the words of the data set"""
+    config = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
+    names = [view for view in config.data.views.split(",") if view] or list(config.model.views)
+    specs = {view: session.views[view] for view in names if view in session.views}
+    views = specs if len(specs) == len(names) else config.model.views
+    words = session.words or config.model.vocabulary_size
+    return replace(config, model=replace(config.model, views=views, vocabulary_size=words))
+
+
+def _estimate(session: Session, name: str, config: Config, row: Row, speed: float) -> float:
+    """Hours of one run"""
+    photos = session.photos(name)
+    trained = round(photos["train"] * config.data.label_fraction)
+    flops = training_flops(config, trained, photos["val"])
+    if row.then:
+        second = config_of(row.then, {})
+        flops += training_flops(replace(second, model=config.model, contrast=config.contrast), trained, photos["val"])
+    return hours(flops, speed)
+
+
+def check_parameters(session: Session) -> list[str]:
+    """Differences between the models of --full and the parameter counts of the paper; none if all agree"""
+    grid, wrong = session.grid("encodings"), []
+    for name, count in session.paper["parameters"].items():
+        config = config_of(grid.recipe, grid.settings_of(grid.row(name), 0, {}))
+        built = sum(count_parameters(config).values())
+        if built != count:
+            wrong.append(f"{name}: {built:,} parameters instead of {count:,}")
+    return wrong
+
+
+def plan_lines(planned: Sequence[Planned]) -> list[list[str]]:
+    """The header and the lines of the table that --plan and --dry-run print"""
+    lines = [["table", "row", "M parameters", "runs done", "runs left", "shared", "hours left", "note"]]
+    for each in planned:
+        counts = [str(each.done), str(each.left), str(each.shared)]
+        lines.append([each.table, each.row, f"{each.parameters / 1e6:.1f}", *counts, f"{each.hours:.1f}", each.reason])
+    return lines

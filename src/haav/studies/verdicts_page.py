@@ -1,0 +1,109 @@
+"""The page and the JSON of `haav reproduce`: verdicts on the paper's claims, hours, and all tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from haav import __version__
+from haav.files import write_atomically
+from haav.studies.claims import NOT_RUN, Claim, Verdict, judge, load_claims, measure, to_json, verdict_lines
+from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, read_outcomes, table
+from haav.studies.plan import ALL, Planned, Session, plan
+from haav.studies.trained import study_values
+
+PAGE, JSON = "reproduce.md", "reproduce.json"
+
+
+def verdicts(session: Session, planned: Sequence[Planned]) -> list[tuple[Claim, Verdict]]:
+    """On every claim, also on those whose rows are not run"""
+    known, pairs = set(session.tables(ALL)), []
+    for claim in load_claims():
+        if claim.table not in known:
+            continue
+        grid = session.grid(claim.table)
+        verdict = judge(claim, measure(claim, grid, session.folder(claim.table)))
+        if verdict.verdict == NOT_RUN:
+            wanted = {claim.row, claim.against} if grid.study == "train" else {row.name for row in grid.rows}
+            left = [each.hours for each in planned if each.table == claim.table and each.row in wanted]
+            verdict = replace(verdict, hours=sum(left))
+        pairs.append((claim, verdict))
+    return pairs
+
+
+def write_page(session: Session) -> None:
+    """Write `reproduce.md` and `reproduce.json` from what is done."""
+    names = session.tables(ALL)
+    planned = plan(session, names)
+    judged = verdicts(session, planned)
+    spent = sum(outcome.minutes for outcome in all_outcomes(session.out)) / 60
+    speed, source = session.speed
+    left = sum(each.hours for each in planned)
+    lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
+    lines += [
+        f"Machine hours: {spent:.1f} spent, {left:.1f} left. Hours of rows without a finished run are estimated",
+        f"from FLOPs at {speed:.0f} GFLOP/s ({source}). A row is flat if CIDEr on val changes by less than 0.3 in the",
+        "last fifth of its epochs.",
+    ]
+    tree: dict[str, Any] = {"version": __version__, "settings": dict(session.overrides)}
+    tree["verdicts"] = [to_json(claim, verdict) for claim, verdict in judged]
+    tree["tables"] = {}
+    for name in names:
+        text, tree["tables"][name] = _table(session, name, [each for each in planned if each.table == name])
+        lines += ["", *text]
+    tree["hours"] = {"spent": spent, "left": left}
+    page, data = "\n".join(lines) + "\n", json.dumps(tree, indent=1, ensure_ascii=False)
+    write_atomically(session.out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
+    write_atomically(session.out / JSON, lambda file: file.write_text(data, encoding="utf-8"))
+
+
+def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[list[str], dict[str, Any]]:
+    """A table as lines of Markdown and as JSON, with the rows that are not run"""
+    grid, folder = session.grid(name), session.folder(name)
+    outcomes = read_outcomes(grid, folder)
+    lines = [f"## {grid.title} (`haav reproduce {name}`)", ""]
+    lines += [markdown(table(grid, outcomes)), ""] if outcomes else []
+    rows = []
+    for each in planned:
+        own = [outcome for outcome in outcomes if outcome.row == each.row]
+        change = float(np.mean([last_fifth(outcome.curve) for outcome in own])) if own else float("nan")
+        known = not np.isnan(change)
+        rows.append(
+            {
+                **asdict(each),
+                "CIDEr": {str(outcome.seed): 100 * outcome.scores["CIDEr"] for outcome in own},
+                "rate": own[0].lr if own else None,
+                "last_fifth": change if known else None,
+                "flat": is_flat(change) if known else None,
+                "minutes": [outcome.minutes for outcome in own],
+            }
+        )
+        if each.left:
+            what = "not run" if not each.done else f"{each.done} of {each.runs} runs done"
+            why = f" ({each.reason})" if each.reason else ""
+            lines.append(f"- {each.row}: {what}{why}; {each.hours:.1f} h left.")
+    values = study_values(grid, folder) if grid.study != "train" else {}
+    study = {str(seed): {row: _summary(part) for row, part in each.items()} for seed, each in values.items()}
+    if study:
+        heads = ["", *(f"seed {seed}" for seed in study)] if len(study) > 1 else ["", "value"]
+        names = list(next(iter(study.values())))
+        cells = [[row, *(f"{each[row]['mean']:.2f}" for each in study.values() if row in each)] for row in names]
+        lines += [markdown([heads, *cells])] if grid.study != "growth" else [_growth(values[0])]
+    return lines, {
+        "title": grid.title,
+        "rows": rows,
+        "study": values[0] if grid.study == "growth" and values else study,
+    }
+
+
+def _summary(values: Mapping[str, float]) -> dict[str, float]:
+    return {"mean": float(np.mean(list(values.values()))), "photos": len(values)}
+
+
+def _growth(values: Mapping[str, Mapping[str, float]]) -> str:
+    heads = list(next(iter(values.values())))
+    return markdown([["", *heads], *([row, *(f"{each[head]:.2f}" for head in heads)] for row, each in values.items())])
