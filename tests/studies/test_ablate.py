@@ -31,7 +31,7 @@ rows:
 @pytest.mark.parametrize("name", grid_names())
 def test_every_row_of_every_grid_is_a_valid_config(name: str) -> None:
     grid = load_grid(name)
-    assert len(grid.rows) >= 2
+    assert len(grid.rows) >= 2 or grid.study != "train"
     for row in grid.rows:
         settings = {**grid.settings, **row.settings}
         flags = flags_from([(f"--{key}", value) for key, value in settings.items()])
@@ -40,9 +40,10 @@ def test_every_row_of_every_grid_is_a_valid_config(name: str) -> None:
 
 def test_the_grids_are_the_papers_rows() -> None:
     rows = {row.name: row for row in load_grid("encodings").rows}
-    assert [rows[name].paper["CIDEr"] for name in rows] == [121.1, 122.8, 125.4, 125.8, 125.6, 127.6]
+    assert [rows[name].paper["CIDEr"] for name in rows] == [122.8, 125.6, 121.1, 125.4, 125.8, 127.6]
     assert rows["unshared"].settings == {"model.encoding": "unshared", "contrast.enabled": "false"}
-    assert [row.paper["CIDEr"] for row in load_grid("decoders").rows] == [125.1, 125.2, 122.9, 125.5, 124.8, 127.6]
+    decoders = [row.paper["CIDEr"] for row in load_grid("decoders").rows if row.paper]
+    assert decoders == [125.1, 125.2, 125.5, 122.9, 124.8, 127.6]
 
 
 @pytest.mark.slow

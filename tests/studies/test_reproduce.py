@@ -1,0 +1,341 @@
+"""`haav reproduce`: tables, plans, verdicts; a session that is killed goes on and comes to the same result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from haav.cli.main import main
+from haav.config.load import grid_names, table_names
+from haav.errors import ConfigError
+from haav.studies.claims import (
+    CONFIRMED,
+    LOST,
+    NOT_RUN,
+    REFUTED,
+    UNDECIDED,
+    Claim,
+    Measured,
+    judge,
+    load_claims,
+    measure,
+    verdict_lines,
+)
+from haav.studies.grid import Grid, Row, load_grid
+from haav.studies.outcomes import PHOTOS, RESULT, Outcome, chosen_rate, final_folder, last_fifth, run_folder, table
+from haav.studies.plan import Session, check_parameters, plan
+from haav.studies.reproduce import reproduce
+from haav.studies.verdicts_page import JSON, PAGE, write_page
+
+pytest.importorskip("lightning_fabric", reason="needs the train extra")
+TOY = [
+    *("--data.dataset", "toy", "--data.views", "objects,grid,text", "--data.min_count", "1"),
+    *("--model.d_model", "16", "--model.d_ff", "16", "--model.memory_slots", "2", "--model.decoder_layers", "1"),
+    *("--contrast.queue_size", "50", "--contrast.hidden", "16", "--train.warmup_steps", "2"),
+    *("--train.epochs", "2", "--train.batch", "40", "--train.captions", "1", "--decode.beam", "1"),
+]
+CLAIM = Claim("a is ahead of b", "encodings", "a", "table:x", "b", 2.0)
+
+
+def outcome(row: str, seed: int, cider: float = 0.5, **more: Any) -> Outcome:
+    scores = {"CIDEr": cider, "BLEU-4": 0.2, "ROUGE-L": 0.4}
+    return replace(Outcome(row, seed, scores, "val", 1_000_000, 1.0, 10.0, 1.0, 6.0, [(1, 0.4), (2, cider)]), **more)
+
+
+def done(place: Path, result: Outcome, photos: dict[str, float] | None = None) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / RESULT).write_text(json.dumps(asdict(result)))
+    (place / PHOTOS).write_text(json.dumps(photos or {"p": result.scores["CIDEr"]}))
+
+
+# Grids and claims
+
+
+@pytest.mark.parametrize("name", grid_names())
+def test_every_grid_builds_the_models_of_its_rows(name: str) -> None:
+    if name not in table_names():
+        pytest.skip("no table of the paper")
+    grid = load_grid(name)
+    planned = plan(Session(Path("nowhere"), dry=True), [name])
+    if grid.study == "growth":
+        assert planned == []
+        return
+    assert {row.row for row in planned} == {row.name for row in grid.rows}
+    assert len(planned) == len(grid.rows)
+    assert all(row.parameters > 10_000 and row.left == row.runs for row in planned)
+    assert planned[0].runs == len(grid.rates) + len(grid.seeds) - 1, "the rates with one seed, then the other seeds"
+
+
+def test_every_claim_names_rows_of_its_table_once() -> None:
+    claims = load_claims()
+    assert len({claim.claim for claim in claims}) == len(claims)
+    for claim in claims:
+        grid = load_grid(claim.table)
+        assert claim.table in table_names()
+        if grid.study in ("train", "growth"):
+            assert {claim.row, claim.against} - {""} <= {row.name for row in grid.rows}, claim
+
+
+def test_differences_of_the_paper_are_those_of_its_rows() -> None:
+    for claim in load_claims():
+        rows = {row.name: row.paper.get("CIDEr") for row in load_grid(claim.table).rows}
+        if claim.paper is not None and claim.measure == "CIDEr":
+            assert claim.paper == pytest.approx(rows[claim.row] - rows[claim.against], abs=0.01), claim
+
+
+def test_the_papers_own_settings_have_its_parameter_counts() -> None:
+    session = Session(Path("nowhere"), full=True, dry=True)
+    assert sorted(session.paper["parameters"].values()) == [
+        *(13_120_268, 13_520_396, 15_361_036, 20_812_556, 22_653_196, 49_104_908)
+    ]
+    assert check_parameters(session) == []
+    grid = session.grid("main")
+    assert (grid.recipe, grid.rows[0].then, grid.rates) == ("release-xe", "release-scst", ())
+    session.paper["parameters"]["shared"] += 1
+    assert check_parameters(session) == ["shared: 13,520,396 parameters instead of 13,520,397"]
+
+
+# Rates, flatness, shared runs
+
+
+def test_the_rate_with_the_best_val_is_chosen_once_all_are_tried(tmp_path: Path) -> None:
+    row = Row("a", {}, {})
+    grid = Grid("", "toy", {}, (0, 1), (row,), rates=(0.001, 0.01))
+    done(run_folder(tmp_path, "a", 0, 0.001), outcome("a", 0, curve=[(1, 0.9), (2, 0.5)]))
+    assert chosen_rate(grid, tmp_path, row) is None
+    assert final_folder(grid, tmp_path, row, 1) is None
+    done(run_folder(tmp_path, "a", 0, 0.01), outcome("a", 0, curve=[(1, 0.6), (2, 0.8)]))
+    assert chosen_rate(grid, tmp_path, row) == 0.001
+    assert final_folder(grid, tmp_path, row, 1) == tmp_path / "a" / "lr-0.001" / "seed-1"
+
+
+def test_the_last_fifth_is_read_off_the_curve() -> None:
+    """Of 10 epochs it begins at 8. Between 6 and 10 the curve rises from 0.70 to 0.74: 0.02 to go at 8."""
+    assert last_fifth([(2, 0.1), (6, 0.70), (10, 0.74)]) == pytest.approx(2.0)
+    assert last_fifth([(5, 0.5), (8, 0.801), (10, 0.8)]) == pytest.approx(-0.1)
+    assert np.isnan(last_fifth([(10, 0.5)]))
+    grid = Grid("", "toy", {}, (0,), (Row("a", {}, {}), Row("b", {}, {}), Row("c", {}, {})))
+    curves = {"a": [(8, 0.5), (10, 0.502)], "b": [(8, 0.5), (10, 0.51)], "c": [(10, 0.5)]}
+    heads, *lines = table(grid, [outcome(name, 0, curve=curve) for name, curve in curves.items()])
+    flat = [(line[heads.index("last fifth")], line[heads.index("flat")]) for line in lines]
+    assert flat == [("+0.20", "yes"), ("+1.00", "no"), ("–", "–")]
+
+
+def test_rows_with_fewer_labels_have_as_many_steps() -> None:
+    grid = load_grid("labels")
+    settings = grid.settings_of(grid.row("HAAV 40 %"), 0, {"train.epochs": "6", "train.evaluate_every": "1"})
+    assert (settings["train.epochs"], settings["train.evaluate_every"]) == ("15", "2")
+    whole = grid.settings_of(grid.row("HAAV 100 %"), 0, {"train.epochs": "6"})
+    assert whole["train.epochs"] == "6"
+
+
+def test_a_grid_of_fewer_labels_is_not_trained_without_cut_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate", "labels", "--out", str(tmp_path)]) == 2
+    assert "haav reproduce labels --bridge DIR --textdb DIR" in capsys.readouterr().err
+
+
+# Verdicts
+
+
+def rows_of(mean: float, seeds: int = 3, photos: int = 200, between: float = 0.1) -> Measured:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((seeds, photos)) + between * np.linspace(-1, 1, seeds)[:, None]
+    return Measured(values - values.mean() + mean, "seeds and photos", minutes=30.0)
+
+
+def test_a_claim_is_confirmed_refuted_or_undecided_by_its_interval() -> None:
+    assert judge(CLAIM, rows_of(2.0)).verdict == CONFIRMED
+    assert judge(CLAIM, rows_of(-2.0)).verdict == REFUTED
+    undecided = judge(CLAIM, rows_of(0.5, between=1.0))
+    assert undecided.verdict == UNDECIDED
+    assert undecided.low < 0 < undecided.high
+    assert judge(CLAIM, None).verdict == NOT_RUN
+    assert judge(replace(CLAIM, least=-1.0), rows_of(-0.2)).verdict == CONFIRMED, "no worse by more than 1"
+
+
+def test_an_undecided_claim_names_the_budget_that_would_decide_it() -> None:
+    verdict = judge(CLAIM, rows_of(0.8, between=1.0))
+    seeds = int(verdict.needed.split()[0])
+    assert 3 < seeds < 20
+    assert verdict.hours == pytest.approx((seeds - 3) * 0.5)
+    of_photos = np.random.default_rng(0).standard_normal(50)
+    same_for_all_seeds = Measured(np.stack([of_photos - of_photos.mean() + 0.1] * 3), "seeds and photos")
+    assert judge(CLAIM, same_for_all_seeds).needed.endswith("photos"), "no number of seeds would do"
+    assert judge(CLAIM, rows_of(1e-6, between=1.0)).needed.startswith("more than 100 seeds")
+
+
+def test_one_seed_decides_nothing_about_training() -> None:
+    verdict = judge(CLAIM, rows_of(5.0, seeds=1))
+    assert (verdict.verdict, verdict.hours) == (UNDECIDED, 0.5)
+    assert "at least 2 seeds" in verdict.needed
+    photos_only = replace(rows_of(5.0, seeds=1), over="photos")
+    assert judge(CLAIM, photos_only).verdict == CONFIRMED, "one ensemble, many photos"
+
+
+def test_what_is_counted_has_no_interval() -> None:
+    verdict = judge(replace(CLAIM, least=0.5), Measured(np.array([[0.96]]), "nothing"))
+    assert (verdict.verdict, verdict.low, verdict.high) == (CONFIRMED, 0.96, 0.96)
+    assert judge(replace(CLAIM, least=0.5), Measured(np.array([[0.5]]), "nothing")).verdict == REFUTED
+
+
+def test_differences_are_of_shared_seeds_and_photos(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0, 1, 2), (Row("a", {}, {}), Row("b", {}, {})))
+    for seed in (0, 1):
+        done(run_folder(tmp_path, "a", seed), outcome("a", seed), {"x": 0.5 + seed, "y": 0.25})
+    for seed in (1, 2):
+        done(run_folder(tmp_path, "b", seed), outcome("b", seed), {"y": 0.125, "x": 0.5})
+    measured = measure(CLAIM, grid, tmp_path)
+    assert measured is not None
+    assert measured.values.tolist() == [[100.0, 12.5]], "seed 1: x 1.5 - 0.5, y 0.25 - 0.125"
+    assert measured.minutes == 12.0
+    assert measure(replace(CLAIM, against=""), grid, tmp_path).values.shape == (2, 2)
+    lost = measure(replace(CLAIM, measure=LOST, against=""), grid, tmp_path)
+    assert (lost.values.shape, lost.over) == ((2, 1), "seeds")
+    grid = replace(grid, rows=(*grid.rows, Row("c", {}, {})))
+    assert measure(replace(CLAIM, row="c"), grid, tmp_path) is None
+
+
+def test_the_table_of_verdicts_drops_no_claim() -> None:
+    pairs = [(CLAIM, judge(CLAIM, rows_of(2.0))), (CLAIM, replace(judge(CLAIM, None), hours=3.0))]
+    heads, run, not_run = verdict_lines(pairs)
+    assert run[heads.index("paper")] == "+2"
+    assert run[heads.index("ours (95 % interval)")].startswith("+2.0 (+")
+    assert run[heads.index("interval over")] == "3 seeds, 200 photos"
+    assert not_run[heads.index("verdict")] == "not run; 3.0 h estimated"
+    assert not_run[heads.index("command")] == "`haav reproduce encodings`"
+
+
+# Plans and pages
+
+
+def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
+    session = Session(tmp_path, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
+    rows = {(row.table, row.row): row for row in plan(session, ["encodings", "decoders"])}
+    haav = rows["encodings", "shared + contrastive (HAAV)"]
+    assert (haav.runs, haav.done, haav.shared) == (3, 0, 0)
+    assert rows["decoders", "hierarchical (HAAV)"].shared == 3, "the same model under another name"
+    assert rows["decoders", "mean"].shared == 0
+    for rate in (0.001, 0.01):
+        done(run_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=90.0))
+    (row, *_) = plan(session, ["encodings"])
+    assert (row.done, row.left, row.hours) == (2, 1, 1.5)
+
+
+def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> None:
+    session = Session(tmp_path, seeds=(0, 1), rates=(0.001,))
+    for name, cider in (("shared + contrastive (HAAV)", 0.9), ("concatenated", 0.5)):
+        for seed in (0, 1):
+            place = run_folder(tmp_path / "encodings", name, seed, 0.001)
+            photos = {f"p{index}": cider + 0.001 * index for index in range(30)}
+            done(place, outcome(name, seed, cider, lr=0.001), photos)
+    write_page(session)
+    page, tree = (tmp_path / PAGE).read_text(), json.loads((tmp_path / JSON).read_text())
+    first = tree["verdicts"][0]
+    assert (first["verdict"], first["seeds"], first["photos"]) == (CONFIRMED, 2, 30)
+    assert first["value"] == pytest.approx(40)
+    assert len(tree["verdicts"]) == len(load_claims())
+    assert {verdict["verdict"] for verdict in tree["verdicts"][1:]} == {NOT_RUN}
+    for name in table_names():
+        for row in load_grid(name).rows if name != "growth" else ():
+            assert row.name in {each["row"] for each in tree["tables"][name]["rows"]}
+    assert tree["hours"]["spent"] == pytest.approx(4 * 6 / 60)
+    assert "model per view: not run (needs --data.dataset, --data.store)" in page
+    rows = {row["row"]: row for row in tree["tables"]["encodings"]["rows"]}
+    assert rows["concatenated"]["flat"] is False
+    assert rows["concatenated"]["left"] == 0
+
+
+def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "encoding", "--plan"]) == 2
+    assert "unknown table 'encoding'. Did you mean 'encodings'" in capsys.readouterr().err
+    assert main(["reproduce", "encodings", "--seeds", "0,0"]) == 2
+    assert "--seeds takes numbers that differ" in capsys.readouterr().err
+    assert main(["reproduce", "encodings", "--out", str(tmp_path)]) == 2
+    assert "needs --data.dataset, --data.store" in capsys.readouterr().err
+    assert main(["reproduce", "encodings", "--out", str(tmp_path), "--train.lr", "1", *TOY]) == 2
+    assert "--rates 3e-4,1e-3" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="unknown table 'views'"):
+        Session(tmp_path, full=True).tables("views")
+
+
+def test_growth_is_counted_without_data(tmp_path: Path) -> None:
+    reproduce(Session(tmp_path), ["growth"])
+    tree = json.loads((tmp_path / JSON).read_text())
+    judged = {verdict["claim"]: verdict for verdict in tree["verdicts"] if verdict["table"] == "growth"}
+    assert len(judged) == 3
+    assert all(verdict["verdict"] == CONFIRMED for verdict in judged.values())
+    study = tree["tables"]["growth"]["study"]
+    assert study["HAAV"]["parameters, 8 views to 1"] == pytest.approx(1)
+    assert study["model per view"]["parameters, 8 views to 1"] == pytest.approx(8)
+
+
+# End to end
+
+
+def timeless(file: Path) -> Any:
+    """What a session wrote, without the times that it measured"""
+
+    def strip(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: strip(value) for key, value in tree.items() if key not in ("hours", "minutes")}
+        return [strip(item) for item in tree] if isinstance(tree, list) else tree
+
+    return strip(json.loads(file.read_text()))
+
+
+@pytest.mark.slow
+def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    """Two rows, two rates, two seeds; the whole process group is killed once the second run has begun."""
+    words = ["reproduce", "overfit", "--seeds", "0,1", "--rates", "0.004,0.01", *TOY]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    command = [sys.executable, "-m", "haav", *words, "--out", str(tmp_path / "cut")]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "cut").rglob("checkpoint.safetensors"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = list((tmp_path / "cut").rglob(RESULT))
+    assert 1 <= len(before) < 6
+    assert main([*words, "--out", str(tmp_path / "cut")]) == 0
+    whole, cut = (timeless(tmp_path / name / JSON) for name in ("whole", "cut"))
+    assert whole == cut
+    assert {row["row"]: (row["runs"], row["done"]) for row in cut["tables"]["overfit"]["rows"]} == dict.fromkeys(
+        ("concatenated", "shared + contrastive (HAAV)"), (3, 3)
+    )
+
+
+@pytest.mark.slow
+def test_studies_take_the_models_of_other_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), "--rates", "0.01", *TOY]
+    assert main(["reproduce", "ensemble", *words]) == 0
+    assert main(["reproduce", "noise", "--seeds", "0,1", *words]) == 0
+    assert "begins" not in capsys.readouterr().err.split("A view with noise")[-1].replace("seed 0: begins", "").replace(
+        ", seed 1: begins", ""
+    )
+    tree = json.loads((tmp_path / JSON).read_text())
+    assert set(tree["tables"]["ensemble"]["study"]["0"]) == {"ensemble", "one model"}
+    noise = tree["tables"]["noise"]
+    assert set(noise["study"]) == {"0", "1"}
+    assert set(noise["study"]["0"]) == {"objects", "grid", "text"}
+    (row,) = noise["rows"]
+    result = json.loads(next((tmp_path / "noise").rglob(RESULT)).read_text())
+    assert result["run"], "trained for the ensemble, not again"
+    assert (row["runs"], row["done"]) == (2, 2)
+    (claim,) = [verdict for verdict in tree["verdicts"] if verdict["table"] == "ensemble"]
+    assert claim["over"] == "photos"
+    assert claim["verdict"] in (CONFIRMED, REFUTED, UNDECIDED)
