@@ -92,7 +92,7 @@ def run_grid(
         try:
             _keep_settings(place, settings)
             done = read_outcome(place)
-            key = run_key(grid.recipe, row.then, settings)
+            key = _key(grid.recipe, row.then, settings)
             if done is None and pool is not None:
                 done = _take_over(pool, key, row.name, place)
             if done is None:
@@ -128,13 +128,16 @@ def config_of(recipe: str, settings: Mapping[str, str]) -> Config:
     )
 
 
-def run_key(recipe: str, then: str, settings: Mapping[str, str]) -> str:
+def run_key(config: Config, then: str) -> str:
     """Hash of a run: equal for rows of different grids that come to the same settings on the same data"""
+    return hashlib.sha256(json.dumps([to_dict(config), then], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _key(recipe: str, then: str, settings: Mapping[str, str]) -> str:
     try:
-        tree = to_dict(config_of(recipe, settings))
+        return run_key(config_of(recipe, settings), then)
     except ConfigError:
         return ""  # `haav train` explains what is wrong
-    return hashlib.sha256(json.dumps([tree, then], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _take_over(pool: Path, key: str, row: str, place: Path) -> Outcome | None:

@@ -191,13 +191,14 @@ def _plan_row(session: Session, name: str, grid: Grid, row: Row, speed: float, k
     ]
     done = [outcome for outcome in outcomes if outcome is not None]
     left, shared = 0, 0
+    settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
     for (seed, each), outcome in zip(jobs, outcomes, strict=True):
-        key = run_key(grid.recipe, row.then, grid.settings_of(row, seed, session.overrides, each))
-        key += str(session.photos(name))
+        train = replace(settled.train, seed=seed, lr=settled.train.lr if each is None else each)
+        key = run_key(replace(settled, train=train), row.then) + str(session.photos(name))
         left += outcome is None and key not in known
         shared += outcome is None and key in known
         known.add(key)
-    config = _config(session, grid, row)
+    config = _fit_to_data(session, settled)
     minutes = [outcome.minutes for outcome in done]
     each_run = float(np.mean(minutes)) / 60 if minutes else _estimate(session, name, config, row, speed)
     parameters = sum(count_parameters(config).values())
@@ -205,9 +206,8 @@ def _plan_row(session: Session, name: str, grid: Grid, row: Row, speed: float, k
     return Planned(name, row.name, len(jobs), len(done), shared, left * each_run, parameters, reason)
 
 
-def _config(session: Session, grid: Grid, row: Row) -> Config:
-    """The config of a row, with the views of the store where it has them, and the words of the data set"""
-    config = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
+def _fit_to_data(session: Session, config: Config) -> Config:
+    """The config with the views of the store where it has them, and the words of the data set"""
     names = [view for view in config.data.views.split(",") if view] or list(config.model.views)
     specs = {view: session.views[view] for view in names if view in session.views}
     views = specs if len(specs) == len(names) else config.model.views

@@ -75,6 +75,7 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
         rows.append(
             {
                 **asdict(each),
+                "left": each.left,
                 "CIDEr": {str(outcome.seed): 100 * outcome.scores["CIDEr"] for outcome in own},
                 "rate": own[0].lr if own else None,
                 "last_fifth": change if known else None,
