@@ -83,7 +83,22 @@ class Session:
     def folder(self, name: str) -> Path:
         return self.out / name
 
+    @cached_property
+    def _grids(self) -> dict[str, Grid]:
+        return {}
+
+    @cached_property
+    def sizes(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Table and row → parameters of a model, and FLOPs of a run; filled as they are counted"""
+        return {}
+
     def grid(self, name: str) -> Grid:
+        """The table of that name, with the seeds and rates that were given"""
+        if name not in self._grids:
+            self._grids[name] = self._load(name)
+        return self._grids[name]
+
+    def _load(self, name: str) -> Grid:
         grid = load_grid(name)
         seeds = () if grid.study == "ensemble" else self.seeds  # an ensemble of four has four
         if not self.full:
@@ -198,10 +213,12 @@ def _plan_row(session: Session, name: str, grid: Grid, row: Row, speed: float, k
         left += outcome is None and key not in known
         shared += outcome is None and key in known
         known.add(key)
-    config = _fit_to_data(session, settled)
+    if (name, row.name) not in session.sizes:
+        config = _fit_to_data(session, settled)
+        session.sizes[name, row.name] = sum(count_parameters(config).values()), _flops(session, name, config, row)
+    parameters, flops = session.sizes[name, row.name]
     minutes = [outcome.minutes for outcome in done]
-    each_run = float(np.mean(minutes)) / 60 if minutes else _estimate(session, name, config, row, speed)
-    parameters = sum(count_parameters(config).values())
+    each_run = float(np.mean(minutes)) / 60 if minutes else hours(flops, speed)
     reason = "" if session.dry else session.missing(grid, row)
     return Planned(name, row.name, len(jobs), len(done), shared, left * each_run, parameters, reason)
 
@@ -215,15 +232,17 @@ def _fit_to_data(session: Session, config: Config) -> Config:
     return replace(config, model=replace(config.model, views=views, vocabulary_size=words))
 
 
-def _estimate(session: Session, name: str, config: Config, row: Row, speed: float) -> float:
-    """Hours of one run"""
+def _flops(session: Session, name: str, config: Config, row: Row) -> float:
+    """Of one run"""
     photos = session.photos(name)
+    if not photos["train"]:
+        return 0.0  # no data was given
     trained = round(photos["train"] * config.data.label_fraction)
     flops = training_flops(config, trained, photos["val"])
     if row.then:
         second = config_of(row.then, {})
         flops += training_flops(replace(second, model=config.model, contrast=config.contrast), trained, photos["val"])
-    return hours(flops, speed)
+    return flops
 
 
 def check_parameters(session: Session) -> list[str]:
