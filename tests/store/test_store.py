@@ -275,15 +275,21 @@ def test_views_of_a_second_store_replace_those_of_the_first(tmp_path: Path) -> N
     with Store(tmp_path / "below", write=True) as below:
         below.add_view("more", below.views["things"])
         below.put("more", {"b.jpg": kept[0]})
+    with Store(tmp_path / "over", write=True) as over:
+        over.add_view("extra", over.views["things"])
+        over.put("extra", {"a.jpg": kept[0]})
     both = open_store(f"{tmp_path / 'below'},{tmp_path / 'over'}")
-    assert set(both.views) == {"things", "more"}
+    assert set(both.views) == {"things", "more", "extra"}
+    assert (both.count("things"), both.count("more")) == (1, 1)
     assert both.ids("things") == ["a.jpg"]
     assert both.missing("things", ["a.jpg", "b.jpg"]) == ["b.jpg"]
     again = pickle.loads(pickle.dumps(both))  # noqa: S301
     with Store(tmp_path / "over") as over:
         for store in (both, again):
             assert same(store.get_many("things", ["a.jpg"])[0], over.get("things", "a.jpg"))
+            assert same(store.get("things", "a.jpg"), over.get("things", "a.jpg"))
             assert same(store.get_many("more", ["b.jpg"])[0], kept[0])
+            assert same(store.get("extra", "a.jpg"), kept[0])
     with pytest.raises(StoreError, match="write to one of them"):
         both.put("things", {})
     both.close()

@@ -88,11 +88,13 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
             why = f" ({each.reason})" if each.reason else ""
             lines.append(f"- {each.row}: {what}{why}; {each.hours:.1f} h left.")
     values = study_values(grid, folder) if grid.study != "train" else {}
-    study = {str(seed): {row: _summary(part) for row, part in each.items()} for seed, each in values.items()}
+    study = {str(seed): {row: _summary(part) for row, part in each.items() if part} for seed, each in values.items()}
     if study:
         heads = ["", *(f"seed {seed}" for seed in study)] if len(study) > 1 else ["", "value"]
-        names = list(next(iter(study.values())))
-        cells = [[row, *(f"{each[row]['mean']:.2f}" for each in study.values() if row in each)] for row in names]
+        names = list(dict.fromkeys(row for each in study.values() for row in each))
+        cells = [
+            [row, *(f"{each[row]['mean']:.2f}" if row in each else "–" for each in study.values())] for row in names
+        ]
         lines += [markdown([heads, *cells])] if grid.study != "growth" else [_growth(values[0])]
     return lines, {
         "title": grid.title,
