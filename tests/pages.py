@@ -39,6 +39,8 @@ from haav.config import Config, override
 from haav.config.load import find_recipe, flags_from
 from haav.model.build import load_config
 from haav.pretrained import SHIPPED
+from haav.studies.grid import load_grid
+from haav.studies.plan import Session
 from helpers import ROOT, SAMPLES
 
 PAGES = [
@@ -137,6 +139,9 @@ def check_haav(words: list[str]) -> None:
         load_config(file=find_recipe(values["recipe"]), flags=flags)
     elif function is VERBS["describe"]:
         load_config(values["preset"], values["config"], flags)
+    elif function is VERBS["reproduce"]:
+        (table, *_) = Session(Path("."), full=values["full"]).tables(values["table"] or "all")
+        load_config(file=find_recipe(load_grid(table).recipe), flags=flags)
     elif flags:
         assert {section for section, *_ in flags} == {"decode"}, words
         override(Config(), "decode", {".".join(rest): setting.value for (_, *rest), setting in flags.items()})

@@ -91,6 +91,8 @@ def test_commands_of_a_page_name_flags_settings_and_recipes_that_exist(page: str
         "haav caption photo.jpg --decode.bean 3",
         "haav train coco-xe3 --out runs/one",
         "haav train coco-xe --train.epoch 3 --out runs/one",
+        "haav reproduce encoding --plan",
+        "haav reproduce encodings --train.epoch 3",
         "torchrun --nproc_per_node 2 -m haav train coco-xe --ouut runs/one",
         "cat photo.jpg | haav caption - --jsn",
         "make captions",
