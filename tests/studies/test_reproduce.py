@@ -337,3 +337,17 @@ def test_studies_take_the_models_of_other_tables(tmp_path: Path) -> None:
     (claim,) = [verdict for verdict in tree["verdicts"] if verdict["table"] == "ensemble"]
     assert claim["over"] == "photos"
     assert claim["verdict"] in (CONFIRMED, REFUTED, UNDECIDED)
+
+
+@pytest.mark.slow
+def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--seeds", "0", "--rates", "0.01", *TOY]
+    assert main(["reproduce", "main", *words]) == 0
+    for row, encoding in (("haav", "shared"), ("concatenated", "concat_views")):
+        place = tmp_path / "main" / row / "lr-0.01" / "seed-0"
+        config = (place / "then" / "config.yaml").read_text()
+        assert "objective: scst" in config
+        assert f"encoding: {encoding}" in config
+        result = json.loads((place / RESULT).read_text())
+        assert (result["lr"], result["teraflops"]) == (0.01, 0.0)
+        assert (place / PHOTOS).read_text() == (place / "then" / PHOTOS).read_text()

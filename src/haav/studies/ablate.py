@@ -173,14 +173,16 @@ def _train(
         gigabytes = _call(place, place, [recipe, *flags], workers, label)
         last = place
         if row.then:
-            # The first stage gives the sizes; the recipe of the second says how it is trained.
-            kept = {name: value for name, value in settings.items() if not name.startswith(("train.", "model."))}
+            # The recipe of the second stage says how it is trained. The rest is as in the first.
+            kept = {name: value for name, value in settings.items() if not name.startswith("train.")}
             kept["train.seed"] = str(seed)
             flags = [word for name, value in kept.items() for word in (f"--{name}", value)]
             last = place / THEN
             words = [row.then, "--init", str(RunFiles(place).best), *flags]
             gigabytes = max(gigabytes, _call(last, place, words, workers, label))
     outcome = replace(_score(row.name, seed, last, gigabytes, clock.minutes), key=key)
+    if row.then:  # the rate is that of the first stage, and FLOPs are not counted for two
+        outcome = replace(outcome, lr=RunFiles(place).read()[0].train.lr, teraflops=0.0)
     for name in (CAPTIONS, PHOTOS) if last != place else ():
         shutil.copyfile(last / name, place / name)
     _save_outcome(outcome, place)

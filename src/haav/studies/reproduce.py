@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from haav.errors import ConfigError, TrainingError
+from haav.errors import ConfigError, HaavError
 from haav.files import make_folder
 from haav.studies.ablate import run_grid
 from haav.studies.grid import Grid
@@ -21,7 +21,7 @@ from haav.studies.verdicts_page import write_page
 def reproduce(session: Session, tables: Sequence[str]) -> None:
     """Run what is left of the tables, in their order. The page and the JSON are written after each."""
     make_folder(session.out)
-    failed: list[str] = []
+    failed: list[HaavError] = []
     for name in tables:
         grid = session.grid(name)
         reasons = {row.name: session.missing(grid, row) for row in grid.rows}
@@ -34,12 +34,13 @@ def reproduce(session: Session, tables: Sequence[str]) -> None:
         try:
             if rows:
                 _run(session, name, ready)
-        except TrainingError as error:
-            failed.append(str(error))
+        except HaavError as error:  # raised when the other tables are done
+            session.report(f"{name}: {error}")
+            failed.append(error)
         finally:
             write_page(session)
     if failed:
-        raise TrainingError("\n".join(failed))
+        raise failed[0]
     if len(tables) == 1 and not rows:
         raise ConfigError(f"no row of '{tables[0]}' can be run: {next(iter(reasons.values()))}.")
 
