@@ -1,22 +1,26 @@
 """Does the bridge know which of a model's captions fits the photo best?
 
-    python rerank.py MODEL STORE DATASET OUT.json
+    python rerank.py MODEL STORE DATASET OUT.json [words]
 
 MODEL: packed, with its bridge; STORE: with its views and patch_regions of the val photos of DATASET. The captions of
 the beam are ranked by log-probability + consensus · agreement + bridge · cosine, where the cosine is that of the
-caption's sentence vector (MiniLM) and the photo's vector through the bridge. The weights are chosen on the first half
-of the photos and scored on the second. OUT.json has the captions with the chosen weights, of all photos.
+caption's sentence vector (MiniLM) and the photo's vector through the bridge. With `words`, the sentence vector is a sum
+of word vectors, fitted to the text database of the model. The weights are chosen on the first half of the photos and
+scored on the second. OUT.json has the captions with the chosen weights, of all photos.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 import haav
 from haav.data.annotations import load_dataset
@@ -25,15 +29,36 @@ from haav.evaluate.scores import SLOW, evaluate
 from haav.generate.consensus import Consensus
 from haav.pretrained import find_model
 from haav.store import open_store
-from haav.text import tokenize
+from haav.text import Vocabulary, tokenize
 from haav.views.retrieval.bridge import CrossFitted
 from haav.views.retrieval.sentences import MiniLM
+from haav.views.retrieval.textdb import TextDatabase
 
-CONSENSUS, BRIDGE = (0, 200, 400), (0, 10, 20, 40, 80)
+CONSENSUS, BRIDGE = (0, 100, 200, 400), (0, 10, 20, 40, 80)
+
+
+class WordSums:
+    """Sentence vectors as sums of word vectors: ridge regression on the sentences of a text database"""
+
+    def __init__(self, model: str, vocabulary: Vocabulary) -> None:
+        texts = TextDatabase.load(find_model(model) / "textdb")
+        self.ids = vocabulary.ids
+        counts = torch.zeros(len(texts), len(vocabulary))
+        for row, sentence in enumerate(texts.sentences):
+            for word in self._words(sentence):
+                counts[row, word] += 1
+        gram = counts.T @ counts + torch.eye(len(vocabulary))
+        self.vectors = torch.linalg.solve(gram, counts.T @ texts.vectors.float())
+
+    def __call__(self, sentences: Sequence[str]) -> Tensor:
+        return F.normalize(torch.stack([self.vectors[self._words(text)].sum(dim=0) for text in sentences]), dim=1)
+
+    def _words(self, sentence: str) -> list[int]:
+        return [self.ids[word] for word in tokenize(sentence) if word in self.ids]
 
 
 @torch.no_grad()
-def main(model: str, store_path: str, dataset: str, out: str) -> None:
+def main(model: str, store_path: str, dataset: str, out: str, encoder: str = "minilm") -> None:
     captioner, store = haav.load(model), open_store(store_path)
     photos = load_dataset(dataset).split("val")
     references = {photo.id: photo.captions for photo in photos}
@@ -45,7 +70,8 @@ def main(model: str, store_path: str, dataset: str, out: str) -> None:
             beams[photo], sentences[photo] = (caption, *caption.n_best), texts[:16]
         print(f"{len(beams):,} photos", file=sys.stderr)
     every_text = sorted({caption.text for captions in beams.values() for caption in captions})
-    vectors = dict(zip(every_text, MiniLM().encode(every_text).float(), strict=True))
+    encode = MiniLM().encode if encoder == "minilm" else WordSums(model, captioner.vocabulary)
+    vectors = dict(zip(every_text, encode(every_text).float(), strict=True))
     bridge = CrossFitted.load(find_model(model) / "bridge")
     ids = [photo.id for photo in photos]
     regions = torch.stack([view.tokens[:1] for view in store.get_many("patch_regions", ids)]).float()
