@@ -27,8 +27,10 @@ FILES = ("config.json", "model.safetensors", "vocabulary.json")
 
 
 def captioner(**model: object) -> Captioner:
+    """Frozen, as a loaded model is: products with frozen weights differ from others in the last bit."""
     config = tiny_config(**model)
-    return Captioner(tiny_model(**model), config, Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23)))))
+    frozen = tiny_model(**model).requires_grad_(False)
+    return Captioner(frozen, config, Vocabulary((*SPECIAL, *(f"w{n}" for n in range(4, 23)))))
 
 
 @every_variant
