@@ -333,8 +333,9 @@ def test_a_model_with_new_words_is_packed_and_exported(world: Path, tmp_path: Pa
     pack(tmp_path / "longer", tmp_path / "packed", like="best")
     captioner = Captioner.from_pretrained(tmp_path / "packed")
     assert captioner.vocabulary.words[-1] == WORD
-    views = {name: setup.store.get_many(name, setup.labelled.ids[:2]) for name in setup.labelled.views}
-    batch = collate(setup.labelled.ids[:2], views).views
+    photos = list(setup.labelled.ids)[:2]
+    views = {name: setup.store.get_many(name, photos) for name in setup.labelled.views}
+    batch = collate(photos, views).views
     for caption in captioner.caption_views(batch, must=[WORD]):
         assert WORD in caption.text.split()
     export_onnx(tmp_path / "packed", tmp_path / "exported")

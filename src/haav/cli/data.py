@@ -151,7 +151,7 @@ def dataset(
     images: Annotated[str | None, "folder, tar or list of the photos, to find missing and duplicate ones"] = None,
     json: Json = False,
 ) -> int:
-    """Count the photos and captions of a data set, or convert it. Fails without captions, or if splits share photos."""
+    """Count a data set, or convert it. Fails without captions, or if splits share photos."""
     from dataclasses import asdict
 
     from haav.cli import output

@@ -163,7 +163,7 @@ def reproduce(
     *,
     out: Annotated[str, "folder for the runs, the page and the JSON; finished runs are not repeated"] = "runs/paper",
     plan: Annotated[bool, "print what is done and left with estimated hours, and run nothing"] = False,
-    full: Annotated[bool, "the paper's own settings instead of small models; for a machine with a GPU"] = False,
+    full: Annotated[bool, "use the paper's own settings instead of small models; for a machine with a GPU"] = False,
     dry_run: Annotated[bool, "build every model, count parameters and hours, and run nothing; needs no data"] = False,
     seeds: Annotated[str, "random seeds, comma-separated (default: those of the table)"] = "",
     rates: Annotated[str, "learning rates to try, comma-separated (default: those of the table)"] = "",

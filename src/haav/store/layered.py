@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ class LayeredStore(Store):
 
     def ids(self, view: str) -> list[str]:
         return self.over.ids(view) if view in self.over.views else super().ids(view)
+
+    def missing(self, view: str, ids: Iterable[str]) -> list[str]:
+        return self.over.missing(view, ids) if view in self.over.views else super().missing(view, ids)
 
     def get(self, view: str, photo: str) -> PhotoView:
         return self.over.get(view, photo) if view in self.over.views else super().get(view, photo)

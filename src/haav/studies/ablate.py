@@ -216,18 +216,17 @@ class _Clock:
         self.file = place.with_suffix(".time")
         self.minutes = 0.0
         if self.file.exists():
-            spent, started = map(float, self.file.read_text(encoding="utf-8").split())
+            spent, started = float(self.file.read_text(encoding="utf-8")), self.file.stat().st_mtime
             checkpoints = [file.stat().st_mtime for file in place.rglob("checkpoint.safetensors")]
             self.minutes = spent + max(0.0, max(checkpoints, default=0.0) - started) / 60
 
     def __enter__(self) -> _Clock:
-        self.started = time.time()
-        text = f"{self.minutes} {self.started}"
+        self.started, text = time.monotonic(), str(self.minutes)
         write_atomically(self.file, lambda file: file.write_text(text, encoding="utf-8"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.minutes += (time.time() - self.started) / 60
+        self.minutes += (time.monotonic() - self.started) / 60
 
 
 def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
