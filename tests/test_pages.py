@@ -55,7 +55,13 @@ def reader(
     base.broken_plugins.cache_clear()
 
 
-@pytest.mark.parametrize("page", RUN)
+FIRST = ("README.md", "docs/index.md")
+"""pages that a newcomer meets first; the others run with the slow tests"""
+
+
+@pytest.mark.parametrize(
+    "page", [page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in RUN]
+)
 def test_blocks_of_a_page_run_in_order(page: str, reader: Reader) -> None:
     for block in blocks(page):
         if not block.mark:

@@ -270,6 +270,7 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
         Session(tmp_path, full=True).tables("views")
 
 
+@pytest.mark.slow
 def test_growth_is_counted_without_data(tmp_path: Path) -> None:
     reproduce(Session(tmp_path), ["growth"])
     tree = json.loads((tmp_path / JSON).read_text())
