@@ -98,6 +98,9 @@ RUN = f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r}, run_name
 def tree_of(commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
+        known = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], capture_output=True)
+        if known.returncode:
+            raise SystemExit(f"'{commit}' is no commit of this repository. Name two, e.g. A=HEAD~5 B=HEAD")
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
         try:
             yield tree

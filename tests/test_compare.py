@@ -37,6 +37,11 @@ def test_the_ratio_is_the_median_of_the_turns() -> None:
     assert (result["ratio"], result["before, ms"], result["after, ms"]) == pytest.approx((2.0, 1000.0, 2000.0))
 
 
+def test_a_commit_that_is_not_there_is_said() -> None:
+    with pytest.raises(SystemExit, match="'nonsense' is no commit of this repository"), COMPARE["tree_of"]("nonsense"):
+        pytest.fail("it made a work tree")
+
+
 @pytest.mark.slow
 def test_two_commits_take_turns(tmp_path: Path) -> None:
     file = tmp_path / "turns.json"
