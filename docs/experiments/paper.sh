@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# The paper's tables on Flickr8k and COCO, from photos to verdicts: views, text databases, bridges, then
+# `haav reproduce`. Run it again after an interruption: it goes on where it was cut off.
+#
+#   docs/experiments/paper.sh DATA OUT [TABLE …]
+#
+# DATA: a folder with flickr8k/ and coco/, each with photos in images-*.tar and captions in Karpathy's JSON
+# OUT: a folder for views and runs; OUT/flickr8k/paper and OUT/coco/paper have the pages
+# TABLE: tables of Flickr8k (default: all); tables of COCO are named coco:TABLE
+# Settings of all runs: SETTINGS="--train.precision bf16", for example; WORKERS: rows trained in parallel (default: 2)
+set -euo pipefail
+data=$1 out=$2
+shift 2
+tables=("$@")
+[ ${#tables[@]} -gt 0 ] || tables=(all)
+haav=${HAAV:-haav}
+read -ra settings <<<"${SETTINGS:-}"
+# Large buffers are kept by the allocator instead of being given back to the kernel after each product.
+export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000
+step() { printf '\n== %s\n' "$*" >&2; }
+tars() { find "$data/$1" -name 'images-*.tar' | sort | paste -sd,; }
+
+# look SET: what CLIP sees of the photos
+look() {
+    step "$1: what CLIP sees"
+    "$haav" extract --images "$(tars "$1")" --store "$out/$1/views" --views patches
+    "$haav" extract --images "$(tars "$1")" --store "$out/$1/views" --views patch_regions
+}
+
+# retrieve SET [FLAG VALUE …]: a text database of the set's own training captions, a bridge to it, and sentences
+retrieve() {
+    local set=$1 folder=$out/$1 dataset=$data/$1/dataset_$1.json.gz
+    shift
+    step "$set: text database, bridge, sentences"
+    [ -e "$folder/texts/manifest.json" ] || "$haav" textdb --out "$folder/texts" --captions "$dataset" "$@"
+    [ -e "$folder/bridge/manifest.json" ] || "$haav" bridge --store "$folder/views" --view patch_regions \
+        --dataset "$dataset" --textdb "$folder/texts" --out "$folder/bridge" --epochs 20 --folds 3
+    "$haav" extract --images "$(tars "$set")" --store "$folder/views" --views text_whole \
+        --bridge "$folder/bridge" --textdb "$folder/texts"
+}
+
+# unlabelled: COCO's photos with sentences from Flickr8k's captions, for semi-supervised training
+unlabelled() {
+    step "COCO's photos with sentences of Flickr8k"
+    [ -e "$out/unlabelled" ] || { cp -r "$out/coco/views" "$out/unlabelled.part" && mv "$out/unlabelled.part" "$out/unlabelled"; }
+    "$haav" extract --images "$(tars coco)" --store "$out/unlabelled" --views text_whole \
+        --bridge "$out/flickr8k/bridge" --textdb "$out/flickr8k/texts"
+}
+
+# reproduce SET TABLE
+reproduce() {
+    local set=$1 table=$2 more=()
+    step "$set: $table"
+    if [ "$set" = flickr8k ] && [ -e "$out/unlabelled" ]; then
+        more=(--data.unlabelled "$data/coco/dataset_coco.json.gz" --data.unlabelled_store "$out/unlabelled")
+    fi
+    "$haav" reproduce "$table" --out "$out/$set/paper" --data.dataset "$data/$set/dataset_$set.json.gz" \
+        --data.store "$out/$set/views" --bridge "$out/$set/bridge" --textdb "$out/$set/texts" \
+        --images "$(tars "$set")" --workers "${WORKERS:-2}" "${more[@]}" "${settings[@]}"
+}
+
+mkdir -p "$out/flickr8k" "$out/coco"
+look flickr8k
+retrieve flickr8k
+for table in "${tables[@]}"; do
+    case $table in
+        coco:*)
+            look coco
+            retrieve coco --text "$data/coco/train_captions_without_images.txt" --limit 60000
+            reproduce coco "${table#coco:}"
+            ;;
+        semi | all)
+            look coco
+            unlabelled
+            reproduce flickr8k "$table"
+            ;;
+        *) reproduce flickr8k "$table" ;;
+    esac
+done
