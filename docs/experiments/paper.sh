@@ -7,9 +7,11 @@
 # DATA: a folder with flickr8k/ and coco/, each with photos in images-*.tar and captions in Karpathy's JSON
 # OUT: a folder for views and runs; OUT/flickr8k/paper and OUT/coco/paper have the pages
 # TABLE: tables of Flickr8k (default: all); tables of COCO are named coco:TABLE
+# Results of finished runs are kept beside this script in paper-SET.tar.xz, without models and captions. Where OUT has no
+# runs yet, they are unpacked first, so that no finished run is repeated on another machine.
 # Settings of all runs: SETTINGS="--train.precision bf16", for example; WORKERS: rows trained in parallel (default: 2)
 set -euo pipefail
-data=$1 out=$2
+data=$1 out=$2 here=$(dirname "$0")
 shift 2
 tables=("$@")
 [ ${#tables[@]} -gt 0 ] || tables=(all)
@@ -49,14 +51,22 @@ unlabelled() {
 
 # reproduce SET TABLE
 reproduce() {
-    local set=$1 table=$2 more=()
+    local set=$1 table=$2 more=() status=0
+    local results=$here/paper-$set.tar.xz
     step "$set: $table"
+    if [ ! -e "$out/$set/paper" ] && [ -e "$results" ]; then
+        mkdir "$out/$set/paper" && tar -xJf "$results" -C "$out/$set/paper"
+    fi
     if [ "$set" = flickr8k ] && [ -e "$out/unlabelled" ]; then
         more=(--data.unlabelled "$data/coco/dataset_coco.json.gz" --data.unlabelled_store "$out/unlabelled")
     fi
     "$haav" reproduce "$table" --out "$out/$set/paper" --data.dataset "$data/$set/dataset_$set.json.gz" \
         --data.store "$out/$set/views" --bridge "$out/$set/bridge" --textdb "$out/$set/texts" \
-        --images "$(tars "$set")" --workers "${WORKERS:-2}" "${more[@]}" "${settings[@]}"
+        --images "$(tars "$set")" --workers "${WORKERS:-2}" "${more[@]}" "${settings[@]}" || status=$?
+    (cd "$out/$set/paper" && find . -name result.json -o -name photos.json -o -name '*study.json' -o -name 'seed-*.json') |
+        tar -cJf "$results.part" -C "$out/$set/paper" --sort=name --mtime=@0 --owner=0 --group=0 -T -
+    mv "$results.part" "$results"
+    return $status
 }
 
 mkdir -p "$out/flickr8k" "$out/coco"

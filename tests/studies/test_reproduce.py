@@ -17,7 +17,8 @@ import pytest
 
 from haav.cli.main import main
 from haav.config.load import grid_names, table_names
-from haav.errors import ConfigError
+from haav.errors import ConfigError, TrainingError
+from haav.studies.ablate import run_grid
 from haav.studies.claims import (
     CONFIRMED,
     LOST,
@@ -129,6 +130,18 @@ def test_the_last_fifth_is_read_off_the_curve() -> None:
     heads, *lines = table(grid, [outcome(name, 0, curve=curve) for name, curve in curves.items()])
     flat = [(line[heads.index("last fifth")], line[heads.index("flat")]) for line in lines]
     assert flat == [("+0.20", "yes"), ("+1.00", "no"), ("–", "–")]
+
+
+def test_results_that_were_copied_here_are_not_reused_with_other_settings(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {"model.d_model": "16"}, (0,), (Row("a", {}, {}),))
+    place = run_folder(tmp_path, "a", 0)
+    done(place, outcome("a", 0))
+    settings = place.with_suffix(".json")
+    settings.write_text(json.dumps({"model.d_model": "32", "train.seed": "0"}))
+    with pytest.raises(TrainingError, match=r"other settings: model\.d_model 32 instead of 16"):
+        run_grid(grid, tmp_path, {})
+    settings.write_text(json.dumps({"model.d_model": "16", "train.seed": "0"}))
+    assert run_grid(grid, tmp_path, {}) == [outcome("a", 0, curve=[[1, 0.4], [2, 0.5]])]
 
 
 def test_rows_with_fewer_labels_have_as_many_steps() -> None:

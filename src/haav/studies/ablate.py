@@ -230,9 +230,12 @@ class _Clock:
 
 
 def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
-    """Refuse to resume or reuse a run whose settings have changed. Paths of data may change."""
+    """Refuse to resume or reuse a run whose settings have changed. Paths of data may change.
+
+    A run may be here with its results only, copied from another machine.
+    """
     file = place.with_suffix(".json")
-    if not file.exists() or not (place / "config.yaml").exists():
+    if not file.exists() or not any((place / name).exists() for name in ("config.yaml", RESULT)):
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(settings, indent=1)
         write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
