@@ -20,13 +20,14 @@ read -ra settings <<<"${SETTINGS:-}"
 # Large buffers are kept by the allocator instead of being given back to the kernel after each product.
 export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000
 step() { printf '\n== %s\n' "$*" >&2; }
-tars() { find "$data/$1" -name 'images-*.tar' | sort | paste -sd,; }
+# tars SET [COUNT]: its tars, or the first of them
+tars() { find "$data/$1" -name 'images-*.tar' | sort | head -n "${2:-1000}" | paste -sd,; }
 
-# look SET: what CLIP sees of the photos
+# look SET STORE [COUNT]: what CLIP sees of the photos
 look() {
     step "$1: what CLIP sees"
-    "$haav" extract --images "$(tars "$1")" --store "$out/$1/views" --views patches
-    "$haav" extract --images "$(tars "$1")" --store "$out/$1/views" --views patch_regions
+    "$haav" extract --images "$(tars "$1" "${3:-}")" --store "$2" --views patches
+    "$haav" extract --images "$(tars "$1" "${3:-}")" --store "$2" --views patch_regions
 }
 
 # retrieve SET [FLAG VALUE …]: a text database of the set's own training captions, a bridge to it, and sentences
@@ -41,12 +42,23 @@ retrieve() {
         --bridge "$folder/bridge" --textdb "$folder/texts"
 }
 
-# unlabelled: COCO's photos with sentences from Flickr8k's captions, for semi-supervised training
+# unlabelled: photos of COCO's first three tars with sentences from Flickr8k's captions, for semi-supervised training
 unlabelled() {
+    look coco "$out/unlabelled/views" 3
     step "COCO's photos with sentences of Flickr8k"
-    [ -e "$out/unlabelled" ] || { cp -r "$out/coco/views" "$out/unlabelled.part" && mv "$out/unlabelled.part" "$out/unlabelled"; }
-    "$haav" extract --images "$(tars coco)" --store "$out/unlabelled" --views text_whole \
+    "$haav" extract --images "$(tars coco 3)" --store "$out/unlabelled/views" --views text_whole \
         --bridge "$out/flickr8k/bridge" --textdb "$out/flickr8k/texts"
+    [ -e "$out/unlabelled/photos.json.gz" ] || python3 - "$data/coco" "$out/unlabelled/photos.json.gz" <<'PY'
+import gzip, json, pathlib, sys, tarfile
+folder, target = map(pathlib.Path, sys.argv[1:])
+names = set()
+for path in sorted(folder.glob("images-*.tar"))[:3]:
+    with tarfile.open(path) as tar:
+        names |= {pathlib.PurePosixPath(name).name for name in tar.getnames()}
+images = json.load(gzip.open(folder / "dataset_coco.json.gz"))["images"]
+chosen = [image for image in images if image["split"] == "train" and image["filename"] in names]
+target.write_bytes(gzip.compress(json.dumps({"images": chosen}).encode()))
+PY
 }
 
 # reproduce SET TABLE
@@ -57,8 +69,8 @@ reproduce() {
     if [ ! -e "$out/$set/paper" ] && [ -e "$results" ]; then
         mkdir "$out/$set/paper" && tar -xJf "$results" -C "$out/$set/paper"
     fi
-    if [ "$set" = flickr8k ] && [ -e "$out/unlabelled" ]; then
-        more=(--data.unlabelled "$data/coco/dataset_coco.json.gz" --data.unlabelled_store "$out/unlabelled")
+    if [ "$set" = flickr8k ] && [ -e "$out/unlabelled/photos.json.gz" ]; then
+        more=(--data.unlabelled "$out/unlabelled/photos.json.gz" --data.unlabelled_store "$out/unlabelled/views")
     fi
     "$haav" reproduce "$table" --out "$out/$set/paper" --data.dataset "$data/$set/dataset_$set.json.gz" \
         --data.store "$out/$set/views" --bridge "$out/$set/bridge" --textdb "$out/$set/texts" \
@@ -70,17 +82,16 @@ reproduce() {
 }
 
 mkdir -p "$out/flickr8k" "$out/coco"
-look flickr8k
+look flickr8k "$out/flickr8k/views"
 retrieve flickr8k
 for table in "${tables[@]}"; do
     case $table in
         coco:*)
-            look coco
+            look coco "$out/coco/views"
             retrieve coco --text "$data/coco/train_captions_without_images.txt" --limit 60000
             reproduce coco "${table#coco:}"
             ;;
         semi | all)
-            look coco
             unlabelled
             reproduce flickr8k "$table"
             ;;

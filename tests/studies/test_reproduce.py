@@ -18,7 +18,7 @@ import pytest
 from haav.cli.main import main
 from haav.config.load import grid_names, table_names
 from haav.errors import ConfigError, TrainingError
-from haav.studies.ablate import run_grid
+from haav.studies.ablate import config_of, run_grid, run_key
 from haav.studies.claims import (
     CONFIRMED,
     LOST,
@@ -142,6 +142,15 @@ def test_results_that_were_copied_here_are_not_reused_with_other_settings(tmp_pa
         run_grid(grid, tmp_path, {})
     settings.write_text(json.dumps({"model.d_model": "16", "train.seed": "0"}))
     assert run_grid(grid, tmp_path, {}) == [outcome("a", 0, curve=[[1, 0.4], [2, 0.5]])]
+
+
+def test_photos_without_captions_make_another_run_only_where_they_are_read() -> None:
+    alone, named = {"data.dataset": "d"}, {"data.dataset": "d", "data.unlabelled": "u", "data.unlabelled_store": "s"}
+    keys = [
+        run_key(config_of("toy", {**settings, "train.unlabelled_batch": batch}), "")
+        for settings, batch in ((alone, "0"), (named, "0"), (named, "8"))
+    ]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_rows_with_fewer_labels_have_as_many_steps() -> None:

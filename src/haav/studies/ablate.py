@@ -130,6 +130,8 @@ def config_of(recipe: str, settings: Mapping[str, str]) -> Config:
 
 def run_key(config: Config, then: str) -> str:
     """Hash of a run: equal for rows of different grids that come to the same settings on the same data"""
+    if not config.train.unlabelled_batch:
+        config = replace(config, data=replace(config.data, unlabelled="", unlabelled_store=""))  # nobody reads them
     return hashlib.sha256(json.dumps([to_dict(config), then], sort_keys=True).encode()).hexdigest()[:16]
 
 
