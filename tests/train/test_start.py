@@ -125,6 +125,18 @@ def test_words_of_ensembles_are_added_to_every_member(world: Path, tmp_path: Pat
     assert sizes == {len(fresh.vocabulary) + 1}
 
 
+def test_a_model_without_views_to_contrast_is_trained_further_and_resumed_without_the_contrastive_loss(
+    world: Path, tmp_path: Path
+) -> None:
+    flags = {"data.dataset": world / "known.json", "data.store": world / "toy" / "store", "train.epochs": 1}
+    fresh = prepare(configured("toy", None, flags | {"model.encoding": "concat_views"}), tmp_path)
+    Captioner(fresh.model, fresh.saved_config, fresh.vocabulary).save_pretrained(tmp_path / "base")
+    config = configured("toy", None, flags)
+    assert config.contrast.enabled, "the recipe's own model has views to contrast"
+    loop.train(config, tmp_path / "run", init=tmp_path / "base")
+    assert loop.resume(tmp_path / "run").finished
+
+
 def test_words_that_are_too_rare_are_named_with_what_to_do(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

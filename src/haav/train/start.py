@@ -13,6 +13,7 @@ from haav.config import Config
 from haav.data.loader import ShuffledBatches, StoredPhotos
 from haav.data.mixture import Mixture
 from haav.errors import ConfigError
+from haav.model.build import resolve
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_pretrained
@@ -55,7 +56,11 @@ def start_from(
             member.decoder.add_words(shares)
     model.requires_grad_(True)
     settings = replace(known.model, vocabulary_size=len(extended))
-    return model, replace(config, model=settings, made_by=known.made_by | config.made_by), extended, len(vocabulary)
+    joined = replace(config, model=settings, made_by=known.made_by | config.made_by)
+    able, _ = resolve(replace(joined, contrast=replace(config.contrast, enabled=None)))
+    # The config was resolved for another model, perhaps for one with views to contrast.
+    contrast = replace(config.contrast, enabled=bool(config.contrast.enabled and able.contrast.enabled))
+    return model, replace(joined, contrast=contrast), extended, len(vocabulary)
 
 
 @torch.no_grad()
