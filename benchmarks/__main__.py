@@ -1,4 +1,7 @@
-"""What the project claims about speed, as ratios in one run: `make bench`, or `python -m benchmarks [name …]`."""
+"""What the project claims about speed, as ratios in one run: `make bench`, or `python -m benchmarks [name …]`.
+
+Results are kept for each commit, in bench/COMMIT.json. What is measured again replaces what was there.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from haav.generate.rules import Ending
 from haav.model.build import build_model, load_config
 from haav.studies.bench import bench, machine, seconds
 
-RESULTS, ONE = "bench.json", "--one"
+RESULTS, ONE = Path("bench"), "--one"
 
 
 def decoding() -> dict[str, Any]:
@@ -167,8 +170,10 @@ def main(names: list[str]) -> int:
         return 2
     about = {"machine": machine(), "cores": os.cpu_count(), "haav": haav.__version__, "day": time.strftime("%Y-%m-%d")}
     found: dict[str, Any] = {}
-    if Path(RESULTS).exists():  # what is measured now replaces what was, the rest stays
-        found = json.loads(Path(RESULTS).read_text())
+    results = RESULTS / f"{commit()}.json"
+    RESULTS.mkdir(exist_ok=True)
+    if results.exists():
+        found = json.loads(results.read_text())
     print(" · ".join(map(str, about.values())))
     for name in names or BENCHMARKS:
         found[name] = about | _apart(name)
@@ -176,9 +181,18 @@ def main(names: list[str]) -> int:
             print(
                 f"{name:13} {key}: {value:.4g}" if isinstance(value, float) else f"{name:13} {key}: {value}", flush=True
             )
-        write_atomically(Path(RESULTS), lambda file: file.write_text(json.dumps(found, indent=1)))
-    print(f"all of it as JSON: {RESULTS}")
+        write_atomically(results, lambda file: file.write_text(json.dumps(found, indent=1)))
+    print(f"all of it as JSON: {results}")
     return 0
+
+
+def commit() -> str:
+    """The commit that is checked out; "changed" is added if files differ from it"""
+    here = Path(__file__).parent
+    name = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=-changed"], cwd=here, capture_output=True
+    )
+    return name.stdout.decode().strip() or "unknown"
 
 
 def _apart(name: str) -> dict[str, Any]:
