@@ -300,6 +300,9 @@ def test_growth_is_counted_without_data(tmp_path: Path) -> None:
     assert len(judged) == 3
     assert all(verdict["verdict"] == CONFIRMED for verdict in judged.values())
     study = tree["tables"]["growth"]["study"]
+    one = study["HAAV"]["GFLOP of 8"], study["HAAV"]["M parameters of 8"]
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert f"| 8 views | {one[0]:.2f}, {one[1]:.2f} |" in page, "one line per number of views, HAAV first"
     assert study["HAAV"]["parameters, 8 views to 1"] == pytest.approx(1)
     assert study["model per view"]["parameters, 8 views to 1"] == pytest.approx(8)
 

@@ -67,7 +67,7 @@ class Verdict:
     needed: str = ""
     """of an undecided claim: the budget that would decide it if the true difference is the one measured"""
     hours: float | None = None
-    """machine hours to that budget, if seeds are what is missing"""
+    """hours of runs to that budget, if seeds are what is missing"""
 
 
 def load_claims() -> list[Claim]:
@@ -98,7 +98,7 @@ def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -
 
 
 def budget(measured: Measured, least: float) -> tuple[str, float | None]:
-    """Seeds or photos with which the interval would not include `least`, and machine hours for more seeds"""
+    """Seeds or photos with which the interval would not include `least`, and hours of runs for more seeds"""
     seeds, photos = measured.values.shape
     gap = abs(float(measured.values.mean()) - least)
     parts = Components.of(measured.values)

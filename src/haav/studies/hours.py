@@ -1,4 +1,4 @@
-"""Machine hours of training, estimated from FLOPs before anything is trained.
+"""Hours of training, estimated from FLOPs before anything is trained.
 
 FLOPs are those of the executed matrix products (`describe.py`). A backward pass takes twice those of a forward pass.
 """

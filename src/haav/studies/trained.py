@@ -34,6 +34,8 @@ from haav.train.run import RunFiles
 
 STUDY = "study.json"
 VIEWS = range(1, 9)
+GIGAFLOPS_OF, PARAMETERS_OF = "GFLOP of ", "M parameters of "
+"""what the growth study counts of so many views, per photo and in all"""
 SHARE = 0.9
 """of the tokens of a view that the noise study zeroes"""
 PHOTOS = 1000
@@ -159,8 +161,8 @@ def growth(grid: Grid, row: Row) -> dict[str, float]:
         each, parts = cost(model), count_parameters(alone)
         attention[count] = each.encoding_attention
         parameters[count] = sum(parts.values()) - parts["view projections"]
-        values[f"GFLOP of {count}"] = (each.encoding + each.memory + each.step) / 1e9
-        values[f"M parameters of {count}"] = sum(parts.values()) / 1e6
+        values[f"{GIGAFLOPS_OF}{count}"] = (each.encoding + each.memory + each.step) / 1e9
+        values[f"{PARAMETERS_OF}{count}"] = sum(parts.values()) / 1e6
     # By increments, so that a constant part does not count.
     first, second = attention[4] - attention[2], attention[8] - attention[4]
     values["exponent of attention"] = float(np.log2(second / first))

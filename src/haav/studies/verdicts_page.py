@@ -14,7 +14,7 @@ from haav.files import write_atomically
 from haav.studies.claims import NOT_RUN, Claim, Verdict, judge, load_claims, measure, to_json, verdict_lines
 from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
-from haav.studies.trained import study_values
+from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, study_values
 
 PAGE, JSON = "reproduce.md", "reproduce.json"
 
@@ -45,9 +45,9 @@ def write_page(session: Session) -> None:
     left = sum(each.hours for each in planned)
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
     lines += [
-        f"Machine hours: {spent:.1f} spent, {left:.1f} left. Hours of rows without a finished run are estimated",
-        f"from FLOPs at {speed:.0f} GFLOP/s ({source}). A row is flat if CIDEr on val changes by less than 0.3 in the",
-        "last fifth of its epochs.",
+        f"Hours of all runs together: {spent:.1f} spent, {left:.1f} left. Runs in parallel count each for itself.",
+        f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}). A row is flat if",
+        "CIDEr on val changes by less than 0.3 in the last fifth of its epochs.",
     ]
     tree: dict[str, Any] = {"version": __version__, "settings": dict(session.overrides)}
     tree["verdicts"] = [to_json(claim, verdict) for claim, verdict in judged]
@@ -108,5 +108,12 @@ def _summary(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _growth(values: Mapping[str, Mapping[str, float]]) -> str:
+    """A line per number of views: GFLOP per photo and millions of parameters of each row; then the rest"""
     heads = list(next(iter(values.values())))
-    return markdown([["", *heads], *([row, *(f"{each[head]:.2f}" for head in heads)] for row, each in values.items())])
+    counts = [head.removeprefix(GIGAFLOPS_OF) for head in heads if head.startswith(GIGAFLOPS_OF)]
+    lines = [["GFLOP, M parameters of", *values]]
+    for count in counts:
+        pairs = [(each[GIGAFLOPS_OF + count], each[PARAMETERS_OF + count]) for each in values.values()]
+        lines.append([f"{count} views", *(f"{flops:.2f}, {parameters:.2f}" for flops, parameters in pairs)])
+    rest = [head for head in heads if not head.startswith((GIGAFLOPS_OF, PARAMETERS_OF))]
+    return markdown([*lines, *([head, *(f"{each[head]:.2f}" for each in values.values())] for head in rest)])
