@@ -46,8 +46,8 @@ def write_page(session: Session) -> None:
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
     lines += [
         f"Hours of all runs together: {spent:.1f} spent, {left:.1f} left. Runs in parallel count each for itself.",
-        f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}). A row is flat if",
-        "CIDEr on val changes by less than 0.3 in the last fifth of its epochs.",
+        f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}).",
+        "A row is flat if CIDEr on val changes by less than 0.3 in the last fifth of its epochs.",
     ]
     tree: dict[str, Any] = {"version": __version__, "settings": dict(session.overrides)}
     tree["verdicts"] = [to_json(claim, verdict) for claim, verdict in judged]
