@@ -276,6 +276,9 @@ def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> Non
     assert "model per view: not run (needs --data.dataset, --data.store)" in page
     rows = {row["row"]: row for row in tree["tables"]["encodings"]["rows"]}
     assert rows["concatenated"]["flat"] is False
+    assert rows["concatenated"]["curve"] == [[1, pytest.approx(40)], [2, pytest.approx(50)]]
+    assert "| CIDEr on val after epoch | 1 | 2 |" in page
+    assert "| concatenated | 40.0 | 50.0 |" in page
     assert rows["concatenated"]["left"] == 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from haav import __version__
 from haav.files import write_atomically
 from haav.studies.claims import NOT_RUN, Claim, Verdict, judge, load_claims, measure, to_json, verdict_lines
-from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, read_outcomes, table
+from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, mean_curves, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
 from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, study_values
 
@@ -66,7 +66,9 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
     grid, folder = session.grid(name), session.folder(name)
     outcomes = read_outcomes(grid, folder)
     lines = [f"## {grid.title} (`haav reproduce {name}`)", ""]
+    curves = mean_curves(grid, outcomes)
     lines += [markdown(table(grid, outcomes)), ""] if outcomes else []
+    lines += [_curves(curves), ""] if any(len(curve) > 1 for curve in curves.values()) else []
     rows = []
     for each in planned:
         own = [outcome for outcome in outcomes if outcome.row == each.row]
@@ -80,6 +82,7 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
                 "rate": own[0].lr if own else None,
                 "last_fifth": change if known else None,
                 "flat": is_flat(change) if known else None,
+                "curve": curves.get(each.row, []),
                 "minutes": [outcome.minutes for outcome in own],
             }
         )
@@ -101,6 +104,16 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
         "rows": rows,
         "study": values[0] if grid.study == "growth" and values else study,
     }
+
+
+def _curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """CIDEr on val by epoch, mean over seeds. Rows of fewer labels have other epochs."""
+    epochs = sorted({epoch for curve in curves.values() for epoch, _ in curve})
+    lines = [["CIDEr on val after epoch", *map(str, epochs)]]
+    for row, curve in curves.items():
+        known = dict(curve)
+        lines.append([row, *(f"{known[epoch]:.1f}" if epoch in known else "" for epoch in epochs)])
+    return markdown(lines)
 
 
 def _summary(values: Mapping[str, float]) -> dict[str, float]:
