@@ -95,6 +95,16 @@ def test_a_database_survives_the_way_to_disk_and_damage_is_noticed(tmp_path: Pat
         with pytest.raises(DataError, match=f"{file} is missing"):
             TextDatabase.load(tmp_path)
         (tmp_path / file).write_bytes(whole)
+    # Whoever knows the bytes of both files knows the fingerprint. Databases of before say nothing of their bytes.
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    digests = manifest.pop("files")
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert TextDatabase.load(tmp_path).fingerprint == texts.fingerprint
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"files": digests}))
+    entries = (tmp_path / "entries.jsonl").read_text()
+    (tmp_path / "entries.jsonl").write_text(entries.replace(texts.sentences[0], texts.sentences[1]))
+    with pytest.raises(DataError, match="its fingerprint does not match"):
+        TextDatabase.load(tmp_path)
     lines = (tmp_path / "entries.jsonl").read_text().replace("sentence 5", "sentence X", 1)
     (tmp_path / "entries.jsonl").write_text(lines)
     with pytest.raises(DataError, match="fingerprint"):

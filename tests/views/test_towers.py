@@ -24,6 +24,7 @@ from haav.photos.images import load_image
 from haav.views import ExtractorOptions, PhotoBatch, build_extractor, extractors
 from haav.views.embedded import clip, dinov2, vit
 from haav.views.embedded.onnx_weights import OnnxWeights
+from haav.views.embedded.prepared import load_tower, prepared_file
 from haav.views.embedded.vit import FbgemmLinear, Int8Linear, VisionTransformer, VitConfig, smoothing
 
 SAMPLES = sorted(helpers.SAMPLES.glob("*.jpg"))
@@ -189,7 +190,7 @@ def test_a_damaged_onnx_file_is_an_error(tmp_path: Path) -> None:
 def test_int8_equals_the_slow_obvious_way() -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(5, 8), torch.randn(5), torch.randn(2, 3, 8)
-    layer = Int8Linear(weight, bias)
+    layer = Int8Linear.round(weight, bias)
     for row, result in zip(x.view(-1, 8), layer(x).view(-1, 5), strict=True):
         for channel in range(5):
             row_step, weight_step = row.abs().max() / 127, weight[channel].abs().max() / 127
@@ -242,7 +243,7 @@ def test_auto_is_int8_where_a_kernel_is_there(monkeypatch: pytest.MonkeyPatch) -
 def test_weights_that_are_on_an_8_bit_grid_are_kept_exactly() -> None:
     steps = torch.randint(-127, 128, (6, 16))
     steps[:, 0] = 127
-    layer = Int8Linear(steps * 0.003, torch.zeros(6))
+    layer = Int8Linear.round(steps * 0.003, torch.zeros(6))
     assert torch.equal(layer.get_buffer("steps").long(), steps)
 
 
@@ -253,9 +254,15 @@ def test_a_token_does_not_depend_on_the_other_photos(photos: PhotoBatch) -> None
     assert_close(tower.hidden(fresh(photos))[:1], alone, rtol=1e-3, atol=1e-3)
 
 
+SMALL = VitConfig(16, 2, 2, 4, 1e-5, True, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+
+
 def small_tower(precision: str, smooth: dict[str, Tensor] | None = None) -> VisionTransformer:
+    return VisionTransformer(SMALL, small_state(), precision, smooth)
+
+
+def small_state() -> dict[str, Tensor]:
     torch.manual_seed(0)
-    config = VitConfig(16, 2, 2, 4, 1e-5, True, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     state = {"patch.weight": torch.randn(16, 3, 4, 4), "patch.bias": torch.randn(16)}
     state |= {"cls": torch.randn(16), "positions": torch.randn(5, 16)}
     for layer in range(2):
@@ -265,7 +272,7 @@ def small_tower(precision: str, smooth: dict[str, Tensor] | None = None) -> Visi
             state[f"layers.{layer}.{name}.bias"] = torch.randn(size[0])
         state[f"layers.{layer}.norm1.weight"][3] = 60.0  # one channel far larger than the rest
         state[f"layers.{layer}.norm2.weight"][5] = 60.0
-    return VisionTransformer(config, state, precision, smooth)
+    return state
 
 
 def test_smoothing_lowers_the_error_of_int8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +284,40 @@ def test_smoothing_lowers_the_error_of_int8(monkeypatch: pytest.MonkeyPatch) -> 
     rough, fine = ((tower(pixels) - exact(pixels)).norm() for tower in (plain, smooth))
     assert fine < 0.7 * rough
     assert_close(small_tower("float32", divisors)(pixels), exact(pixels))  # only int8 is smoothed
+
+
+def test_a_tower_is_rounded_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vit, "has_vnni", lambda: True)
+    monkeypatch.setenv("HAAV_CACHE", str(tmp_path))
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    divisors = smoothing(small_tower("float32"), pixels)
+    fresh = small_tower("int8", divisors)
+    reads: list[str] = []
+
+    def load(precision: str = "int8", key: str = "a") -> VisionTransformer:
+        return load_tower(SMALL, key, precision, lambda: reads.append(key) or small_state(), divisors)  # type: ignore[func-returns-value]
+
+    for _ in range(3):
+        assert torch.equal(load()(pixels), fresh(pixels))
+    assert reads == ["a"]
+    assert torch.equal(load(key="b")(pixels), fresh(pixels))
+    assert reads == ["a", "b"], "other weights have a file of their own"
+    assert torch.equal(load("float32")(pixels), small_tower("float32")(pixels)), "only int8 is kept"
+    file = prepared_file("a")
+    assert file is not None
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-10], whole.replace(b"kernel", b"colonel"[:6])):
+        file.write_bytes(damaged)
+        assert torch.equal(load()(pixels), fresh(pixels))
+        assert file.read_bytes() == whole, "it is made again"
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vit, "has_vnni", lambda: True)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HAAV_CACHE", str(tmp_path / "file"))
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(load_tower(SMALL, "a", "int8", small_state)(pixels), small_tower("int8")(pixels))
 
 
 def test_an_unknown_precision_is_suggested() -> None:

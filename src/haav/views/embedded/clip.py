@@ -19,7 +19,8 @@ from haav import weights
 from haav.errors import ViewError
 from haav.views.base import PhotoBatch
 from haav.views.embedded.onnx_weights import OnnxWeights
-from haav.views.embedded.vit import VisionTransformer, VitConfig
+from haav.views.embedded.prepared import load_tower
+from haav.views.embedded.vit import VitConfig
 from haav.weights import hub
 from haav.weights.load_once import load_once
 
@@ -54,7 +55,8 @@ class ClipTower:
     def __init__(self, source: str | Path | None = None, precision: str = "auto", device: str = "cpu") -> None:
         """`source`: None for the package index, or a hub name, folder or safetensors file with unquantised weights"""
         self.fingerprint, self.device = fingerprint_of(source), device
-        self.vit = VisionTransformer(CONFIG, read_clip(source), precision, read_smoothing()).to(device)
+        key = f"{self.fingerprint}-{hub.file_digest(SMOOTHING)[:8]}"
+        self.vit = load_tower(CONFIG, key, precision, lambda: read_clip(source), read_smoothing()).to(device)
 
     def hidden(self, photos: PhotoBatch) -> Tensor:
         """(B, 197, 768): the class token, then 14 × 14 patches row by row; computed once per batch"""

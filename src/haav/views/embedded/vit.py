@@ -48,22 +48,31 @@ class VisionTransformer(nn.Module):
         self, config: VitConfig, state: State, precision: str = "float32", smooth: State | None = None
     ) -> None:
         """`state`: patch.weight, patch.bias, cls, positions, perhaps pre_norm.*, and layers.N.{norm1, qkv, out, norm2,
-        fc1, fc2}.{weight, bias}; `smooth`: for int8, layers.N.{qkv, fc1, fc2} → divisor of each input channel"""
+        fc1, fc2}.{weight, bias}, or the `state_dict` of an int8 tower (see `restore`); `smooth`: for int8,
+        layers.N.{qkv, fc1, fc2} → divisor of each input channel"""
         super().__init__()
         self.config = config
         self.precision = resolve_precision(precision)
         self.patch_layer = config.patch_layer or config.layers
-        mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
-        # Normalising the pixels is folded into the patch convolution.
-        kernel = state["patch.weight"]
-        self.kernel = _frozen(kernel / (255 * std))
-        self.bias = _frozen(state["patch.bias"] - (kernel * (mean / std)).sum(dim=(1, 2, 3)))
+        if "kernel" in state:
+            self.kernel, self.bias = _frozen(state["kernel"]), _frozen(state["bias"])
+        else:
+            mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
+            # Normalising the pixels is folded into the patch convolution.
+            kernel = state["patch.weight"]
+            self.kernel = _frozen(kernel / (255 * std))
+            self.bias = _frozen(state["patch.bias"] - (kernel * (mean / std)).sum(dim=(1, 2, 3)))
         self.cls, self.positions = _frozen(state["cls"]), _frozen(state["positions"])
         self.pre_norm = _norm(state, "pre_norm", config.eps) if "pre_norm.weight" in state else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(config, _under(state, f"layers.{layer}."), self.precision, _under(smooth or {}, f"layers.{layer}."))
             for layer in range(config.layers)
         )
+
+    @classmethod
+    def restore(cls, config: VitConfig, tensors: State) -> VisionTransformer:
+        """The int8 tower whose `state_dict` the tensors are"""
+        return cls(config, {name.replace("blocks.", "layers."): tensor for name, tensor in tensors.items()}, "int8")
 
     @property
     def gigaflops(self) -> float:
@@ -103,13 +112,16 @@ class Block(nn.Module):
             if layer in divide:
                 norm.weight.div_(divide[layer])
                 norm.bias.div_(divide[layer])
-        if config.quick_gelu:  # x · sigmoid(c x) = silu(c x) / c takes one pass over the hidden states
+        if (
+            config.quick_gelu and "fc1.weight" in state
+        ):  # x · sigmoid(c x) = silu(c x) / c takes one pass over the hidden states
             state = state | {"fc1.weight": state["fc1.weight"] * QUICK, "fc1.bias": state["fc1.bias"] * QUICK}
             state |= {"fc2.weight": state["fc2.weight"] / QUICK}
         self.qkv, self.out, self.fc1, self.fc2 = (
             _linear(state, name, precision, divide.get(name)) for name in ("qkv", "out", "fc1", "fc2")
         )
-        self.divide_hidden = _frozen(1 / divide["fc2"]) if "fc2" in divide else None
+        multiplier = 1 / divide["fc2"] if "fc2" in divide else state.get("divide_hidden")
+        self.divide_hidden = None if multiplier is None else _frozen(multiplier)
 
     def forward(self, x: Tensor, outputs: int | None = None) -> Tensor:
         """x (B, S, D), changed in place. With `outputs`, only the first so many tokens are computed and returned."""
@@ -135,12 +147,17 @@ class Int8Linear(nn.Module):
     32 bits, so the only error is the rounding of weights and inputs to 1 part in 127 of their largest.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, steps: Tensor, scale: Tensor, bias: Tensor) -> None:
+        """The weight is steps (out, in) int8 × scale (out)"""
         super().__init__()
-        scale = (weight.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
-        self.register_buffer("steps", (weight / scale).round().to(torch.int8))
-        self.register_buffer("scale", scale[:, 0])
+        self.register_buffer("steps", steps)
+        self.register_buffer("scale", scale)
         self.bias = _frozen(bias)
+
+    @classmethod
+    def round(cls, weight: Tensor, bias: Tensor) -> Int8Linear:
+        scale = (weight.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
+        return cls((weight / scale).round().to(torch.int8), scale[:, 0].contiguous(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D)"""
@@ -213,6 +230,11 @@ def resolve_precision(precision: str) -> str:
     return "int8" if has_vnni() or has_fbgemm() else "float32"
 
 
+def rounds_to_int8() -> bool:
+    """Whether `int8` is computed by `Int8Linear` on this CPU, not by `FbgemmLinear`"""
+    return has_vnni() or not has_fbgemm()
+
+
 def smoothing(tower: VisionTransformer, pixels: Tensor, alpha: float = 0.6) -> dict[str, Tensor]:
     """Divisors that spread the rounding error of int8 between inputs and weights (SmoothQuant), by channel.
 
@@ -259,10 +281,13 @@ def _norm(state: State, name: str, eps: float) -> nn.LayerNorm:
 
 
 def _linear(state: State, name: str, precision: str, divide: Tensor | None) -> nn.Module:
-    weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+    bias = state[f"{name}.bias"]
+    if f"{name}.steps" in state:
+        return Int8Linear(state[f"{name}.steps"], state[f"{name}.scale"], bias)
+    weight = state[f"{name}.weight"]
     if precision == "int8":
-        layer = Int8Linear if has_vnni() or not has_fbgemm() else FbgemmLinear
-        return layer(weight if divide is None else weight * divide, bias)
+        weight = weight if divide is None else weight * divide
+        return Int8Linear.round(weight, bias) if rounds_to_int8() else FbgemmLinear(weight, bias)
     if precision == "bfloat16":
         return BFloat16Linear(weight, bias)
     return Float32Linear(weight, bias)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from haav.errors import DataError
 from haav.files import json_of, require_files, write_atomically
+from haav.weights.hub import file_digest
 
 FORMAT = "haav-textdb-1"
 ENTRIES, VECTORS, MANIFEST = "entries.jsonl", "vectors.safetensors", "manifest.json"
@@ -158,9 +159,9 @@ class TextDatabase:
         lines = "".join(
             json.dumps([entry.sentence, list(entry.owners)], ensure_ascii=False) + "\n" for entry in self.entries
         )
-        stamped = asdict(self.manifest) | {"fingerprint": self.fingerprint}
         write_atomically(directory / ENTRIES, lambda path: path.write_text(lines, encoding="utf-8"))
         write_atomically(directory / VECTORS, lambda path: save_file(tensors, path))
+        stamped = asdict(self.manifest) | {"fingerprint": self.fingerprint, "files": _digests(directory)}
         write_atomically(
             directory / MANIFEST, lambda path: path.write_text(json.dumps(stamped, indent=1), encoding="utf-8")
         )
@@ -172,12 +173,12 @@ class TextDatabase:
         try:
             data = json_of((directory / MANIFEST).read_text(encoding="utf-8"))
             lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
-            entries = [Entry(sentence, tuple(owners)) for sentence, owners in map(json_of, lines)]
+            entries = [Entry(sentence, tuple(owners)) for sentence, owners in json_of(f"[{','.join(lines)}]")]
             tensors = load_file(directory / VECTORS)
             vectors = tensors["vectors"]
             if "scales" in tensors:
                 vectors = _dequantise(vectors, tensors["scales"])
-            fingerprint = data.pop("fingerprint")
+            fingerprint, files = data.pop("fingerprint"), data.pop("files", None)
             manifest = Manifest(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise DataError(f"text database {directory} is damaged: {error}.") from None
@@ -186,9 +187,16 @@ class TextDatabase:
                 f"text database {directory} is not of format '{FORMAT}', or its files do not belong together."
             )
         database = cls(entries, vectors, manifest)
-        if database.fingerprint != fingerprint:
+        if files == _digests(directory):
+            database.__dict__["fingerprint"] = fingerprint  # of the same bytes: to compute it again takes long
+        elif files is not None or database.fingerprint != fingerprint:
             raise DataError(f"text database {directory} is damaged: its fingerprint does not match.")
         return database
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of sentences and vectors as they are on disk"""
+    return {name: file_digest(directory / name) for name in (ENTRIES, VECTORS)}
 
 
 def _quantise(vectors: Tensor) -> tuple[Tensor, Tensor]:
