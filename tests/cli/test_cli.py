@@ -356,6 +356,7 @@ def test_captions_import_no_more_than_they_need() -> None:
         "jinja2",
         "matplotlib",
         "fsspec",
+        "torch.onnx",
     )
     code = (
         "import sys; from haav.cli.main import main; "

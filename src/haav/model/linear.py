@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from haav.tracing import is_exporting
+
 # The operators that torch's compiler calls. Without them, `forward` is that of nn.Linear.
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ROWS = 16
@@ -38,7 +40,7 @@ def _can_pack(x: Tensor, weight: Tensor) -> bool:
         and x.dtype is weight.dtype is torch.float32
         and weight.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and not torch.onnx.is_in_onnx_export()
+        and not is_exporting()
     )
 
 

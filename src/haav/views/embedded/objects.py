@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from haav.tracing import is_exporting
 from haav.types import PhotoView, ViewSpec
 from haav.views.base import Extractor, PhotoBatch, extractors
 from haav.views.embedded import yolo
@@ -85,7 +86,7 @@ def keep_boxes(raw: yolo.Detections) -> list[Objects]:
 
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
     """Greedy non-maximum suppression per class. Returns indices of boxes, the highest score first."""
-    if torch.onnx.is_in_onnx_export():
+    if is_exporting():
         return _SuppressInGraph.apply(boxes, scores, classes)  # type: ignore[no-untyped-call, no-any-return]
     order = scores.argsort(descending=True, stable=True)
     order = order[scores[order] >= MIN_SCORE][:MAX_CANDIDATES]
