@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError
@@ -39,6 +39,26 @@ class Entry:
     """photos that it is a caption of"""
 
 
+class EntryLines(Sequence[Entry]):
+    """Entries as they are in a file, each parsed when it is asked for: a caption reads a few of tens of thousands"""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, row: int) -> Entry: ...
+    @overload
+    def __getitem__(self, row: slice) -> EntryLines: ...
+    def __getitem__(self, row: int | slice) -> Entry | EntryLines:
+        if isinstance(row, slice):
+            return EntryLines(self._lines[row])
+        sentence, owners = json_of(self._lines[row])
+        return Entry(sentence, tuple(owners))
+
+
 @dataclass(frozen=True)
 class Manifest:
     encoder: str
@@ -53,7 +73,7 @@ class Manifest:
 class TextDatabase:
     def __init__(self, entries: Sequence[Entry], vectors: Tensor, manifest: Manifest) -> None:
         assert len(entries) == len(vectors)
-        self.entries = tuple(entries)
+        self.entries = entries if isinstance(entries, EntryLines) else tuple(entries)
         self.vectors = vectors
         self.manifest = manifest
 
@@ -172,8 +192,9 @@ class TextDatabase:
         require_files(directory, (MANIFEST, ENTRIES, VECTORS), "Make a text database with: haav textdb")
         try:
             data = json_of((directory / MANIFEST).read_text(encoding="utf-8"))
-            lines = (directory / ENTRIES).read_text(encoding="utf-8").splitlines()
-            entries = [Entry(sentence, tuple(owners)) for sentence, owners in json_of(f"[{','.join(lines)}]")]
+            entries: Sequence[Entry] = EntryLines((directory / ENTRIES).read_text(encoding="utf-8").splitlines())
+            known = data.get("files") == _digests(directory)  # the same bytes as when the fingerprint was computed
+            entries = entries if known else list(entries)  # parsed here, so that damage is named
             tensors = load_file(directory / VECTORS)
             vectors = tensors["vectors"]
             if "scales" in tensors:
@@ -187,8 +208,8 @@ class TextDatabase:
                 f"text database {directory} is not of format '{FORMAT}', or its files do not belong together."
             )
         database = cls(entries, vectors, manifest)
-        if files == _digests(directory):
-            database.__dict__["fingerprint"] = fingerprint  # of the same bytes: to compute it again takes long
+        if known:
+            database.__dict__["fingerprint"] = fingerprint
         elif files is not None or database.fingerprint != fingerprint:
             raise DataError(f"text database {directory} is damaged: its fingerprint does not match.")
         return database
