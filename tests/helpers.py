@@ -24,7 +24,7 @@ from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
 from haav.pretrained import load_weights, save_pretrained
 from haav.text import SPECIAL, Vocabulary
-from haav.types import View, ViewSpec
+from haav.types import PhotoView, View, ViewSpec
 from haav.views import ExtractorOptions, build_extractor
 from haav.views.retrieval.bridge import FIRST_FEATURES, Bridge, BridgeConfig, CrossFitted
 from haav.views.retrieval.textdb import Entry, Manifest, TextDatabase
@@ -82,6 +82,24 @@ def random_view(spec: ViewSpec, batch: int, lengths: list[int] | None = None) ->
 
 def random_views(batch: int = 3, specs: dict[str, ViewSpec] = VIEWS) -> dict[str, View]:
     return {name: random_view(spec, batch) for name, spec in specs.items()}
+
+
+def random_photo_views(specs: dict[str, ViewSpec], photos: int, seed: int) -> dict[str, list[PhotoView]]:
+    """Of any length, some of them absent"""
+    generator = torch.Generator().manual_seed(seed)
+
+    def whole(high: int) -> int:
+        return int(torch.randint(0, high, (), generator=generator))
+
+    def view(spec: ViewSpec) -> PhotoView:
+        size = whole(spec.max_tokens + 1)
+        return PhotoView(
+            torch.randn(size, spec.dim, generator=generator),
+            {name: torch.randint(0, count, (size,), generator=generator) for name, count in spec.indices.items()},
+            torch.rand(size, 4, generator=generator) if spec.boxes else None,
+        )
+
+    return {name: [view(spec) for _ in range(photos)] for name, spec in specs.items()}
 
 
 def random_captions(batch: int = 3, captions: int = 2, words: int = 5, vocabulary: int = 23) -> torch.Tensor:

@@ -28,8 +28,8 @@ from haav.inference.stream import find_items
 from haav.model.decoders import decoders
 from haav.model.encodings import encodings
 from haav.text import SPECIAL, Vocabulary
-from haav.types import Caption, Decoded, PhotoView, ViewSpec
-from helpers import SAMPLES, SHARED, VIEWS, combinations, save_text_model, tiny_captioner
+from haav.types import Caption, Decoded, PhotoView
+from helpers import SAMPLES, SHARED, VIEWS, combinations, random_photo_views, save_text_model, tiny_captioner
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnx", reason="needs the onnx extra")
@@ -66,24 +66,6 @@ def same(ours: Caption, theirs: Caption) -> None:
         same(one, other)
 
 
-def random_views(specs: dict[str, ViewSpec], photos: int, seed: int) -> dict[str, list[PhotoView]]:
-    """Of any length, some of them absent"""
-    generator = torch.Generator().manual_seed(seed)
-
-    def whole(high: int) -> int:
-        return int(torch.randint(0, high, (), generator=generator))
-
-    def view(spec: ViewSpec) -> PhotoView:
-        size = whole(spec.max_tokens + 1)
-        return PhotoView(
-            torch.randn(size, spec.dim, generator=generator),
-            {name: torch.randint(0, count, (size,), generator=generator) for name, count in spec.indices.items()},
-            torch.rand(size, 4, generator=generator) if spec.boxes else None,
-        )
-
-    return {name: [view(spec) for _ in range(photos)] for name, spec in specs.items()}
-
-
 def arrays(seen: dict[str, list[PhotoView]]) -> dict[str, list[dict[str, np.ndarray]]]:
     def one(view: PhotoView) -> dict[str, np.ndarray]:
         parts = {"tokens": view.tokens.numpy(), **{name: index.numpy() for name, index in view.indices.items()}}
@@ -108,7 +90,7 @@ def test_any_settings_give_the_same_captions(tmp_path: Path, decode: dict[str, A
     export_onnx(tmp_path / "model", tmp_path / "out")
     portable = PortableCaptioner(tmp_path / "out")
     for seed in range(6):
-        seen = random_views(VIEWS, 1 + seed, seed)
+        seen = random_photo_views(VIEWS, 1 + seed, seed)
         n_best = min(3, captioner.config.decode.beam)
         ours = captioner.caption_views(collate([""] * (1 + seed), seen).views, n_best=n_best)
         for one, other in zip(ours, portable.caption_extracted(arrays(seen), n_best=n_best), strict=True):
@@ -129,7 +111,7 @@ def test_any_single_model_can_be_exported(tmp_path: Path, model: dict[str, Any])
     captioner = tiny_captioner(tmp_path / "model", {}, **model)
     export_onnx(tmp_path / "model", tmp_path / "out")
     portable = PortableCaptioner(tmp_path / "out")
-    seen = random_views(VIEWS, 4, 0)
+    seen = random_photo_views(VIEWS, 4, 0)
     ours = captioner.caption_views(collate([""] * 4, seen).views)
     for one, other in zip(ours, portable.caption_extracted(arrays(seen)), strict=True):
         same(one, other)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from haav.errors import HaavError
 from haav.files import write_atomically
-
-OPSET = 17
+from haav.generate.graph import Axes, to_onnx
 
 
 def write_graph(
@@ -21,26 +18,19 @@ def write_graph(
     example: tuple[Tensor, ...],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    axes: dict[str, dict[int, str]],
+    axes: Axes,
     path: Path,
 ) -> None:
+    write_onnx(path, to_onnx(module, example, inputs, outputs, axes))
+
+
+def write_onnx(path: Path, graph: bytes) -> None:
+    """Write a graph, made small"""
+
     def save(place: Path) -> None:
         from haav.export.compress import compress  # needs onnx, an extra
 
-        with warnings.catch_warnings(), torch.no_grad():
-            # Tracing warns of every Python branch on a tensor. The examples are chosen to take the right branches.
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                module,
-                example,
-                str(place),
-                input_names=list(inputs),
-                output_names=list(outputs),
-                dynamic_axes=axes,
-                opset_version=OPSET,
-                do_constant_folding=False,
-                dynamo=False,
-            )
+        place.write_bytes(graph)
         compress(place)
 
     try:

@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from haav.data.collate import blank_view
 from haav.errors import ConfigError
 from haav.export.extractors import export_extractors
-from haav.export.graph import write_graph, write_json
+from haav.export.graph import write_graph, write_json, write_onnx
 from haav.export.portable import ABOUT, FORMAT, READER, STEP, WORDS
 from haav.files import make_folder
 from haav.generate.beam import BeamSearch
 from haav.generate.build import build_strategy
+from haav.generate.graph import PHOTOS, Step, axes_of_memory, flat_memory, step_to_onnx
 from haav.inference.captioner import Captioner
 from haav.inference.novelty import save_novelty
 from haav.model.decoders.transformer import TransformerDecoder
 from haav.model.haav import Haav
-from haav.types import Aggregated, KeyValues, Memory, Source, View, ViewSpec
+from haav.types import Memory, View, ViewSpec
 from haav.views import Extractor, find_extractor_class
-
-PHOTOS, CAPTIONS, PAST = 2, 3, 4
-"""sizes that graphs are traced with; all of them are dynamic in the graph"""
 
 
 def export_onnx(model: str | Path, out: str | Path) -> dict[str, int]:
@@ -91,10 +89,7 @@ def _exportable(views: Iterable[str]) -> bool:
 
 
 class Reader(nn.Module):
-    """Computes the memory, with flat tensors as inputs and outputs.
-
-    The outputs are keys and values for each decoder layer and source, then biases, `present`, and `owners` if any.
-    """
+    """Computes the memory, with flat tensors as inputs and outputs (see `flat_memory`)."""
 
     def __init__(self, model: Haav, specs: dict[str, ViewSpec]) -> None:
         super().__init__()
@@ -104,11 +99,10 @@ class Reader(nn.Module):
         return [f"{name}.{part}" for name, spec in self.specs.items() for part in _parts(spec)]
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        memory = self.model.init_cache(self.model.encode(self.views(flat))).memory
-        pairs = [part.memory for layer in memory for part in layer.sources]
-        kept = [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
-        owners = () if memory[0].owners is None else (memory[0].owners,)
-        return (*kept, *(source.bias for source in memory[0].sources), memory[0].present, *owners)
+        return tuple(flat_memory(self.memory(flat)).values())
+
+    def memory(self, flat: Sequence[Tensor]) -> tuple[Memory, ...]:
+        return self.model.init_cache(self.model.encode(self.views(flat))).memory
 
     def views(self, flat: Sequence[Tensor]) -> dict[str, View]:
         tensors = dict(zip(self.inputs(), flat, strict=True))
@@ -127,30 +121,14 @@ def _parts(spec: ViewSpec) -> list[str]:
     return ["tokens", "mask", *spec.indices, *(["boxes"] if spec.boxes else [])]
 
 
-class Step(nn.Module):
-    """One step of the decoder. The position is a tensor, so that the graph serves every position."""
+class PortableStep(Step):
+    """The step with the weights that are shown: their mean over heads"""
 
-    def __init__(self, model: Haav, sources: int, owned: bool) -> None:
-        super().__init__()
-        self.decoder, self.sources, self.owned = _decoder(model), sources, owned
+    outputs = ("scores", "trust")
 
     def forward(self, words: Tensor, position: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        layers = len(self.decoder.layers)
-        rest = iter(flat)
-        pairs = [[KeyValues(next(rest), next(rest)) for _ in range(self.sources)] for _ in range(layers)]
-        biases = [next(rest) for _ in range(self.sources)]
-        present, owners = next(rest), next(rest) if self.owned else None
-        past = [next(rest) for _ in range(layers)]
-        x = (self.decoder.words(words) + self.decoder.get_buffer("positions")[position + 1])[:, :, None]
-        known: list[Tensor] = []
-        gathered: Aggregated | None = None
-        for layer, layer_pairs, before in zip(self.decoder.layers, pairs, past, strict=True):
-            memory = Memory(tuple(Source(*part) for part in zip(layer_pairs, biases, strict=True)), present, owners)
-            x, gathered, after = layer(x, before, None, memory, layer is self.decoder.layers[-1])
-            known.append(after)
-        assert gathered is not None
-        trust = gathered.weights.mean(dim=2) if gathered.weights is not None else x.new_zeros(*words.shape, 0)
-        return (self.decoder.output(x[:, :, 0]), trust, *known)
+        scores, weights, *known = super().forward(words, position, *flat)
+        return (scores, weights.mean(dim=2), *known)
 
 
 def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[str, Tensor]:
@@ -167,45 +145,14 @@ def _export_reader(model: Haav, specs: dict[str, ViewSpec], path: Path) -> dict[
             parts["boxes"] = blank.boxes
         example += [part.expand(PHOTOS, *part.shape[1:]).contiguous() for part in parts.values()]
     with torch.no_grad():
-        outputs = reader(*example)
-        encoded = model.encode(reader.views(example))
-        first = model.init_cache(encoded).memory[0]
-    sources = encoded.names if len(first.sources) == len(encoded.names) else ("all",)
-    layers = range(len(_decoder(model).layers))
-    fields = ("keys", "values")
-    names = [f"memory.{layer}.{name}.{field}" for layer in layers for name in sources for field in fields]
-    names += [f"memory.{name}.bias" for name in sources] + ["memory.present"]
-    names += ["memory.owners"] if first.owners is not None else []
+        memory = flat_memory(reader.memory(example))
     axes = {name: {0: "photos", 1: f"{name.rsplit('.', 1)[0]}.tokens"} for name in reader.inputs()}
-    axes |= _axes_of_memory(names)
-    write_graph(reader, tuple(example), reader.inputs(), names, axes, path)
-    return dict(zip(names, outputs, strict=True))
+    axes |= axes_of_memory(memory)
+    write_graph(reader, tuple(example), reader.inputs(), list(memory), axes, path)
+    return memory
 
 
 def _export_step(model: Haav, memory: dict[str, Tensor], path: Path) -> None:
     sources = sum(name.endswith(".bias") for name in memory)
-    width = 2 * model.decoder.words.embedding_dim
-    past = {
-        f"past.{index}": torch.zeros(PHOTOS * CAPTIONS, PAST, width) for index in range(len(_decoder(model).layers))
-    }
-    words = torch.zeros(PHOTOS, CAPTIONS, dtype=torch.int64)
-    example = (words, torch.tensor(PAST), *memory.values(), *past.values())
-    inputs = ["words", "position", *memory, *past]
-    outputs = ["scores", "trust", *(f"known.{index}" for index in range(len(past)))]
-    axes: dict[str, dict[int, str]] = {name: {0: "photos", 1: "captions"} for name in ("words", "scores", "trust")}
-    axes |= {name: {0: "rows", 1: "past"} for name in past}
-    axes |= {name: {0: "rows", 1: "known"} for name in outputs[2:]}
-    axes |= _axes_of_memory(memory)
-    step = Step(model, sources, owned="memory.owners" in memory).eval()
-    write_graph(step, example, inputs, outputs, axes, path)
-
-
-def _axes_of_memory(names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Dynamic axes of the memory: photos, and tokens where they are"""
-    tokens = {"keys": 2, "values": 2, "bias": 3, "owners": 1}
-    axes: dict[str, dict[int, str]] = {name: {0: "photos"} for name in names}
-    for name, own in axes.items():
-        field = name.rsplit(".", 1)[1]
-        if field in tokens:
-            own[tokens[field]] = f"{name}.tokens"
-    return axes
+    step = PortableStep(_decoder(model), sources, owned="memory.owners" in memory).eval()
+    write_onnx(path, step_to_onnx(step, memory))
