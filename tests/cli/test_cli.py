@@ -11,6 +11,7 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from haav import Captioner, __version__
 from haav.cli import output
 from haav.cli.main import VERBS, main
 from haav.config import DecodeConfig, load
+from haav.generate.backends import OnnxModel
 from haav.inference.convert import convert
 from haav.text import SPECIAL
 from helpers import ROOT, SAMPLES, save_model
@@ -365,3 +367,24 @@ def test_captions_import_no_more_than_they_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+def test_the_backend_is_a_flag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+    searches = 0
+
+    def decode(model: OnnxModel, *arguments: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return model.model.decode(*arguments)
+
+    monkeypatch.setattr(OnnxModel, "decode", decode)
+    words = ["caption", str(SAMPLES / "cat.jpg"), "--beam", "1", "--format", "text"]
+    plain = run(capsys, *words, "--backend", "torch")
+    assert searches == 0
+    assert plain[0] == 0
+    assert run(capsys, *words, "--backend", "onnxruntime") == plain
+    assert searches > 1
+    code, _, err = run(capsys, *words, "--backend", "onyx")
+    assert code == 2
+    assert "unknown backend 'onyx'" in err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from haav.cli.common import (
+    Backend,
     Device,
     Model,
     Models,
@@ -66,6 +67,7 @@ def caption(
     explain: Annotated[str | None, "folder for explanations, as written by `haav explain`"] = None,
     device: Device = "cpu",
     precision: Precision = None,
+    backend: Backend = "auto",
     overrides: Overrides | None = None,
 ) -> int:
     """Caption photos. Each word has the colour of the view with the largest weight."""
@@ -79,7 +81,7 @@ def caption(
     form = _form(format, json, out)
     if overwrite and out is None:
         raise ConfigError("--overwrite needs --out FILE.")
-    captioner = load_captioner(model, overrides, device, precision, beam)
+    captioner = load_captioner(model, overrides, device, precision, beam, backend)
     options = _options(captioner, views, n_best, must, never, seed, prefix, widen=beam is None)
     if explain:
         from haav.studies.explain import weighing
@@ -90,7 +92,9 @@ def caption(
     if engine is not None or out_format is not None or is_job(paths, out):
         if explain or overwrite or no_recursive or format or json:
             raise ConfigError("captions in parts are written to --out as they are: leave the other outputs out.")
-        settings = JobSettings(paths, out, out_format, engine, address, workers, cores, part, batch, device, precision)
+        settings = JobSettings(
+            paths, out, out_format, engine, address, workers, cores, part, batch, device, precision, backend
+        )
         return caption_in_parts(settings, listed(model), captioner, options, quiet)
     items = stream.find_items(paths, sys.stdin.buffer.read, not no_recursive, note)
     pages = None

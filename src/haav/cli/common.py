@@ -26,6 +26,7 @@ Models = Annotated[str, "name of a shipped model, or a model directory; several,
 Views = Annotated[str, "views of the model to use, comma-separated (default: all)"]
 Device = Annotated[str, "device of the networks, e.g. cuda"]
 Precision = Annotated[str | None, "precision of the networks of views: auto, float32, bfloat16 or int8"]
+Backend = Annotated[str, "what computes the words: auto, torch or onnxruntime; the captions are the same"]
 Seed = Annotated[int, "random seed"]
 Split = Annotated[str, "split of the data set: train, val or test"]
 Json = Annotated[bool, "print JSON"]
@@ -37,12 +38,14 @@ def load_captioner(
     device: str = "cpu",
     precision: str | None = None,
     beam: int | None = None,
+    backend: str = "auto",
 ) -> Captioner:
     from haav.config import Given, override
     from haav.config.load import flags_from
     from haav.inference.captioner import Captioner
 
-    captioner = Captioner.ensemble([Captioner.from_pretrained(path, device, precision) for path in listed(paths)])
+    models = [Captioner.from_pretrained(path, device, precision, backend=backend) for path in listed(paths)]
+    captioner = Captioner.ensemble(models)
     decode = {} if beam is None else {"beam": Given(beam, "--beam")}
     for (section, *rest), setting in flags_from(overrides or []).items():
         if section != "decode":

@@ -39,6 +39,7 @@ class JobSettings:
     batch: int | None
     device: str
     precision: str | None
+    backend: str = "auto"
 
 
 def is_job(paths: Sequence[str], out: str | None) -> bool:
@@ -76,6 +77,7 @@ def caption_in_parts(
         settings.batch,
         settings.device,
         settings.precision,
+        settings.backend,
     )
     summary = _run(job, parts, settings, quiet)
     if joined and not summary.broken:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from haav.cli.common import Device, Model, Overrides, Precision, fetch_weights_of, listed, load_captioner
+from haav.cli.common import Backend, Device, Model, Overrides, Precision, fetch_weights_of, listed, load_captioner
 from haav.errors import ConfigError
 
 API_KEY = "HAAV_API_KEY"
@@ -19,6 +19,7 @@ def serve(
     model: Model = "best",
     device: Device = "cpu",
     precision: Precision = None,
+    backend: Backend = "auto",
     api_key: Annotated[
         str | None, f"key that clients must send; better in the variable {API_KEY}, as others can see flags"
     ] = None,
@@ -36,7 +37,7 @@ def serve(
         )
     origins = server.check_origins(listed(cors))
     with server.bind(host, port) as bound:
-        captioner = load_captioner(model, overrides, device, precision)
+        captioner = load_captioner(model, overrides, device, precision, backend=backend)
         fetch_weights_of(captioner)
         server.run(captioner, bound, name=Path(model).name, api_key=key, cors=origins)
     return 0

@@ -15,10 +15,11 @@ from PIL import Image
 from haav.config import Config
 from haav.data.collate import collate
 from haav.errors import CheckpointError, ConfigError, ImageError, unknown
+from haav.generate.backends import Backend, check_backend
 from haav.generate.build import build_rules, build_strategy, demanded, forbidden
 from haav.generate.loop import Generated, collapse_repeats, generate
 from haav.inference.caption import build_caption, choose_captions
-from haav.inference.novelty import Novelty, save_novelty, summarise
+from haav.inference.novelty import Novelty, novelties, save_novelty
 from haav.inference.options import CaptionOptions, OptionValue
 from haav.inference.parallel import side_by_side
 from haav.inference.stream import CaptionedPhoto, PhotoItem
@@ -45,6 +46,7 @@ def load(
     device: torch.device | str | None = None,
     precision: str | None = None,
     options: ExtractorOptions | None = None,
+    backend: str = "auto",
 ) -> Captioner:
     """Load a shipped captioner or a model directory. The arguments are those of `from_pretrained`.
 
@@ -52,7 +54,7 @@ def load(
     >>> print(haav.load().caption("photo.jpg"))                # doctest: +SKIP
     a dog laying down beside a little couch
     """
-    return Captioner.from_pretrained(model, device, precision, options)
+    return Captioner.from_pretrained(model, device, precision, options, backend)
 
 
 class Captioner:
@@ -71,10 +73,12 @@ class Captioner:
         vocabulary: Vocabulary,
         extractors: ViewExtractors | None = None,
         novelty: Novelty | None = None,
+        backend: Backend | None = None,
     ) -> None:
         """`extractors` compute views of photos. Without them, the captioner accepts views only.
 
         `novelty` tells pictures that are unlike the training photos. Without it, every picture is taken for typical.
+        `backend` computes the words; by default torch does. Another one takes the weights as they are when it starts.
         """
         if len(vocabulary) != config.model.vocabulary_size:
             raise ConfigError(f"the vocabulary has {len(vocabulary)} words, the model {config.model.vocabulary_size}.")
@@ -83,6 +87,7 @@ class Captioner:
         self.vocabulary = vocabulary
         self.extractors = extractors
         self.novelty = novelty
+        self.backend = backend or Backend("torch", model)
         self.name = "the model"
         """what errors call it"""
         self.joined = False
@@ -95,12 +100,16 @@ class Captioner:
         device: torch.device | str | None = None,
         precision: str | None = None,
         options: ExtractorOptions | None = None,
+        backend: str = "auto",
     ) -> Captioner:
         """Load a model directory, or a shipped model by name.
 
         `device` is that of the model and of the networks of its views (default: cpu). `precision` is that of these
         networks (auto, float32, bfloat16, int8). `options` are all options of its extractors, such as `clip_model`;
         `device` and `precision` replace theirs.
+
+        `backend` computes the words: torch, onnxruntime, or auto. The captions are the same. auto changes to
+        onnxruntime after 20 searches if it is installed and can run the model.
         """
         resolved = options or ExtractorOptions()
         if device is not None:
@@ -108,11 +117,13 @@ class Captioner:
         if precision is not None:
             resolved = replace(resolved, precision=precision)
         check_options(resolved)
+        check_backend(backend)
         directory = find_model(directory)
         model, config, vocabulary = load_pretrained(directory, resolved.device)
         extractors = ViewExtractors(config.model.views, directory, config.made_by, resolved)
         novelty = Novelty.load(directory, {name: spec.dim for name, spec in config.model.views.items()})
-        captioner = cls(model.requires_grad_(False), config, vocabulary, extractors, novelty)
+        chosen = Backend(backend, model.requires_grad_(False))
+        captioner = cls(model, config, vocabulary, extractors, novelty, chosen)
         captioner.name = f"the model {directory}"
         return captioner
 
@@ -142,13 +153,13 @@ class Captioner:
         parts = [captioner.extractors for captioner in captioners if captioner.extractors is not None]
         together = ViewExtractors.together(parts) if len(parts) == len(captioners) else None
         network = Ensemble([captioner.model for captioner in captioners])
-        joined = cls(network, config, first.vocabulary, together, first.novelty)
+        joined = cls(network, config, first.vocabulary, together, first.novelty, Backend(first.backend.name, network))
         joined.joined = True
         return joined
 
     def with_config(self, config: Config) -> Captioner:
         """The same model with another config"""
-        changed = Captioner(self.model, config, self.vocabulary, self.extractors, self.novelty)
+        changed = Captioner(self.model, config, self.vocabulary, self.extractors, self.novelty, self.backend)
         changed.name, changed.joined = self.name, self.joined
         return changed
 
@@ -162,6 +173,10 @@ class Captioner:
             raise ConfigError("an ensemble of several models cannot be saved as one; save each, and join them again.")
         save_pretrained(directory, self.model, self.config, self.vocabulary, dtype)
         save_novelty(Path(directory), self.novelty)
+
+    def prepare(self) -> None:
+        """Start onnxruntime now, if it is to be used, not in the middle of a later call. It takes half a second."""
+        self.backend.prepare()
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a text, bytes and an array are iterable, and still one photo
@@ -314,7 +329,7 @@ class Captioner:
         check_views(self.model, views)
         with torch.no_grad():
             encoded = self.model.encode({name: view.to(self.device) for name, view in views.items()})
-            generated = generate(self.model, encoded, strategy, rules, decode.max_words, weighed=1)
+            generated = generate(self.backend.next_search(), encoded, strategy, rules, decode.max_words, weighed=1)
         if generated.logprobs.isnan().any():
             raise CheckpointError(
                 f"the scores of {self.name} are not finite numbers.\n"
@@ -325,12 +340,12 @@ class Captioner:
         if decode.collapse_repeats:
             generated = collapse_repeats(generated)
         generated = generated.cpu()
-        novelties = self._novelties(views, len(generated.tokens))
+        unlikeness = novelties(self.novelty, views, len(generated.tokens))
         return [
             choose_captions(
                 self._captions(generated, photo, names),
                 sentences[photo] if sentences else (),
-                novelties[photo],
+                unlikeness[photo],
                 resolved.n_best,
                 self.vocabulary,
                 decode,
@@ -338,17 +353,6 @@ class Captioner:
             )
             for photo in range(len(generated.tokens))
         ]
-
-    def _novelties(self, views: Views, photos: int) -> list[float | None]:
-        view = views.get(self.novelty.view) if self.novelty is not None else None
-        if self.novelty is None or view is None:
-            return [None] * photos
-        mask, tokens = view.mask.cpu(), view.tokens.float().cpu().numpy()
-        boxes = None if view.boxes is None else view.boxes.float().cpu().numpy()
-        rows = [
-            (tokens[row][real], None if boxes is None else boxes[row][real]) for row, real in enumerate(mask.numpy())
-        ]
-        return [self.novelty(summarise(*row)) if len(row[0]) else None for row in rows]
 
     def _captions(self, generated: Generated, photo: int, names: tuple[str, ...]) -> list[Caption]:
         captions = (self._caption(generated, photo, rank, names) for rank in range(generated.tokens.shape[1]))

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from haav.errors import CheckpointError
 from haav.files import write_atomically
+from haav.types import Views
 
 FILE = "novelty.safetensors"
 COMPONENTS = 256
@@ -87,6 +88,17 @@ class Novelty:
             return cls(metadata["view"], mean, scale, components, typical, spread)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise CheckpointError(f"{path} is damaged: {error}.\n  Make it again with: haav calibrate") from None
+
+
+def novelties(novelty: Novelty | None, views: Views, photos: int) -> list[float | None]:
+    """The novelty of each photo of a batch of views. None if it is not known, or the photo lacks the view"""
+    view = views.get(novelty.view) if novelty is not None else None
+    if novelty is None or view is None:
+        return [None] * photos
+    mask, tokens = view.mask.cpu().numpy(), view.tokens.float().cpu().numpy()
+    boxes = None if view.boxes is None else view.boxes.float().cpu().numpy()
+    rows = [(tokens[row][real], None if boxes is None else boxes[row][real]) for row, real in enumerate(mask)]
+    return [novelty(summarise(*row)) if len(row[0]) else None for row in rows]
 
 
 def save_novelty(directory: Path, novelty: Novelty | None) -> None:

@@ -29,6 +29,7 @@ class CaptionJob(Job):
     batch: int | None = None
     device: str = "cpu"
     precision: str | None = None
+    backend: str = "auto"
 
     @property
     def ending(self) -> str:  # type: ignore[override]
@@ -38,8 +39,11 @@ class CaptionJob(Job):
         return {"output": self.format, "made_with": asdict(self.made_with)}
 
     def writer(self) -> Writer:
-        models = [Captioner.from_pretrained(model.place(), self.device, self.precision) for model in self.models]
-        joined = Captioner.ensemble(models)
+        loaded = [
+            Captioner.from_pretrained(model.place(), self.device, self.precision, backend=self.backend)
+            for model in self.models
+        ]
+        joined = Captioner.ensemble(loaded)
         captioner = joined.with_config(replace(joined.config, decode=self.decode))
 
         def write(part: SourcePart, file: BinaryIO) -> Output:

@@ -35,6 +35,7 @@ from haav.views.embedded.vit import resolve_precision
 
 def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     """Times, rates and shares by name. Run it on an otherwise idle machine."""
+    captioner.prepare()
     samples = resources.files("haav").joinpath("samples")
     paths = sorted(str(file) for file in samples.iterdir() if file.name.endswith(".jpg"))
     images = [load_image(path) for path in paths]

@@ -359,6 +359,7 @@ def run(
 ) -> None:
     """Serve until SIGINT or SIGTERM. The address is printed when clients can connect. `bound`: as `bind` gives it"""
     blank = PhotoItem("blank", lambda: Image.new("RGB", (64, 64)))
+    captioner.prepare()
     explain(captioner, list(captioner.stream([blank])))  # reports what is missing at start-up, not to a client
     app = build_app(captioner, limits, name, api_key, cors)
     threading.Thread(target=app.state.service.samples, daemon=True).start()  # before somebody opens the page
