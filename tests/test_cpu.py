@@ -48,3 +48,21 @@ def test_processes_that_want_a_core_leave_fewer_free(monkeypatch: pytest.MonkeyP
     assert cpu.free_cores() == cores, "a sandbox that counts nothing"
     (tmp_path / "loadavg").write_text("")
     assert cpu.free_cores() is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "capability", "slow"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AVX512", True),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AVX2", False),
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\n", "AVX512", False),
+        ("", "AVX512", False),
+    ],
+)
+def test_mkl_is_slow_with_avx512_that_is_not_intels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str, capability: str, slow: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(lines)
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    assert cpu.mkl_is_slow.__wrapped__() is slow

@@ -13,6 +13,7 @@ import torch
 from haav.errors import ConfigError
 
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a).sum() == 64**3"
+CPUINFO = Path("/proc/cpuinfo")
 LOAD = Path("/proc/loadavg")
 """its fourth field begins with the number of threads on this machine that run or wait for a core"""
 
@@ -26,6 +27,21 @@ def has_vnni() -> bool:
 def has_fbgemm() -> bool:
     """Whether PyTorch has its 8-bit kernels for x86 without VNNI"""
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_dynamic")
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Whether the processor has AVX-512 and is not Intel's: MKL, by which torch multiplies, then computes without it"""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() not in ("", "GenuineIntel")
+
+
+def _vendor() -> str:
+    """As Linux knows it; "" elsewhere"""
+    try:
+        lines = CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def free_cores() -> int | None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from haav import distributed
 from haav.model.encodings import Encoding
 from haav.model.layers import SetAttention
+from haav.model.linear import Linear
 from haav.model.losses import info_nce_terms
 from haav.types import EncodedViews, Views
 
@@ -28,13 +29,13 @@ class Projector(nn.Module):
     def __init__(self, d_model: int, hidden: int, heads: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(d_model, hidden, bias=False),
+            Linear(d_model, hidden, bias=False),
             distributed.BatchNorm(hidden),
             nn.ReLU(),
-            nn.Linear(hidden, hidden, bias=False),
+            Linear(hidden, hidden, bias=False),
             distributed.BatchNorm(hidden),
             nn.ReLU(),
-            nn.Linear(hidden, d_model, bias=False),
+            Linear(hidden, d_model, bias=False),
             distributed.BatchNorm(d_model, affine=False),
         )
         self.pool = SetAttention(d_model, heads, dropout) if layers > 1 else None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from haav.model.dropout import Dropout
 from haav.model.layers import drop_tokens, keep_channels, sinusoids
+from haav.model.linear import Linear
 from haav.types import EmbeddedView, View, Views, ViewSpec
 
 GEOMETRY = 6
@@ -29,7 +30,7 @@ class ViewEmbedding(nn.Module):
         self.token_dropout = token_dropout
         self.dropped_is_padding = dropped_is_padding
         self.norm = nn.LayerNorm(spec.dim)
-        self.project = nn.Linear(spec.dim, d_model)
+        self.project = Linear(spec.dim, d_model)
         self.geometry = nn.Linear(GEOMETRY, d_model, bias=False) if spec.boxes else None
         self.cls = nn.Parameter(torch.randn(d_model) * d_model**-0.5) if learned_cls else None
         for name, size in spec.indices.items():

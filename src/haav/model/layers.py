@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from haav.model.dropout import Dropout
-from haav.model.linear import Linear
+from haav.model.linear import Linear, linear
 from haav.types import KeyValues
 
 
@@ -58,8 +58,8 @@ class _Projections(nn.Module):
         self.dropout = Dropout(dropout)
         for weight in (self.query.weight, *self.key_value.weight.chunk(2), self.output.weight):
             nn.init.xavier_uniform_(weight)
-        for linear in (self.query, self.key_value, self.output):
-            nn.init.zeros_(linear.bias)
+        for part in (self.query, self.key_value, self.output):
+            nn.init.zeros_(part.bias)
 
     def project_output(self, query: Tensor, mixed: Tensor) -> Tensor:
         normed: Tensor = self.norm(query + self.dropout(self.output(mixed)))
@@ -179,10 +179,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) → (..., D)"""
         inner, scale = self.dropout.after_relu(self.inner(x))
-        if scale == 1:
-            outer = self.outer(inner)
-        else:
-            outer = nn.functional.linear(inner, self.outer.weight * scale, self.outer.bias)
+        outer = self.outer(inner) if scale == 1 else linear(inner, self.outer.weight * scale, self.outer.bias)
         normed: Tensor = self.norm(x + self.dropout(outer))
         return normed
 
