@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from haav.generate.loop import Generated, generate
 from haav.model.build import build_contrast, build_model, load_config
 from haav.model.dropout import Dropout
 from haav.studies.bench import matmul_rate, seconds
+from haav.studies.describe import FUSED
 from haav.text import BOS, SPECIAL, Vocabulary
 from haav.train.loop import keep_memory
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, StepInput
@@ -30,6 +32,7 @@ from haav.types import Batch
 
 WEIGHT = 0.05
 """of the contrastive loss"""
+ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 WORDS = 20
 """the longest caption of a search"""
 
@@ -153,10 +156,15 @@ def alone(name: str) -> tuple[float, float]:
     return found["seconds"], found["gigabytes"]
 
 
+def _backward_flop(grad: list[int], query: list[int], keys: list[int], *_: Any, **__: Any) -> int:
+    """Four products, as in attention that is written out"""
+    return 8 * math.prod(query) * keys[-2]
+
+
 def step_gigaflops(captions: int) -> float:
     """All matrix products of a step of 50 photos, forward and backward, two a multiply-add; of 10 photos, times five"""
     bench = Bench(10)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FUSED | {ATTENTION_BACKWARD: _backward_flop}) as counter:
         bench.step(CrossEntropy(), captions)
     return 5 * counter.get_total_flops() / 1e9
 
