@@ -323,10 +323,11 @@ def _obvious_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     return mixed
 
 
-def test_attention_equals_the_slow_obvious_version() -> None:
+@pytest.mark.parametrize("weighed", [True, False])
+def test_attention_and_its_gradients_equal_the_slow_obvious_version(weighed: bool) -> None:
     layer = Attention(d_model=8, heads=2, dropout=0.0, slots=2)
-    x, mask = torch.randn(3, 8), torch.tensor([True, False, True])
-    found = layer(x[None], layer.keys_values(x[None]), mask[None, None, None])[0]
+    x, mask = torch.randn(3, 8, requires_grad=True), torch.tensor([True, False, True])
+    found = layer(x[None], layer.keys_values(x[None]), mask[None, None, None], weighed)[0]
     keys, values = layer.key_value(x).chunk(2, dim=-1)
     keys = torch.cat([keys, layer.slot_keys * 4**0.5])
     values = torch.cat([values, layer.slot_values * 2**0.5])
@@ -335,7 +336,11 @@ def test_attention_equals_the_slow_obvious_version() -> None:
         _obvious_attention(layer.query(x)[:, part], keys[:, part], values[:, part], real)
         for part in (slice(0, 4), slice(4, 8))
     ]
-    assert_close(found, layer.norm(x + layer.output(torch.cat(heads, dim=-1))))
+    expected = layer.norm(x + layer.output(torch.cat(heads, dim=-1)))
+    assert_close(found, expected)
+    inputs, further = [x, *layer.parameters()], torch.randn(3, 8)
+    wanted = torch.autograd.grad((expected * further).sum(), inputs)
+    assert_close(torch.autograd.grad((found * further).sum(), inputs), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_set_attention_equals_attention_over_the_same_items() -> None:
