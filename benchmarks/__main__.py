@@ -5,6 +5,7 @@ Results are kept for each commit, in bench/COMMIT.json. What is measured again r
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from benchmarks.int8 import int8
 from benchmarks.loading import loading
 from benchmarks.operations import operations
 from benchmarks.others import others
-from benchmarks.plain import plain_beam_search
+from benchmarks.plain import by_torch, plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.signal import signal
 from benchmarks.towers import towers
@@ -46,7 +47,7 @@ def decoding() -> dict[str, Any]:
     """Beam 5, ten photos, the release's sizes, against the release's way."""
     torch.manual_seed(0)
     config = load_config("release")
-    model, momentum = (build_model(config.model).eval() for _ in range(2))
+    model, momentum = (build_model(config.model).eval().requires_grad_(False) for _ in range(2))
     views = release_views(config, 10)
 
     def ours(n_best: int | None = None) -> Generated:
@@ -54,7 +55,9 @@ def decoding() -> dict[str, Any]:
             return generate(model, model.encode(views), BeamSearch(5, n_best=n_best), max_words=20)
 
     def plain() -> torch.Tensor:
-        return plain_beam_search(model, momentum.encoding, views, 5, 20)
+        theirs = copy.deepcopy(model)
+        by_torch(theirs, momentum)
+        return plain_beam_search(theirs, momentum.encoding, views, 5, 20)
 
     whole = seconds(ours, times=3)
     slow_whole = seconds(plain, times=1)

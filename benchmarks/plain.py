@@ -11,17 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haav.model.contrast import MomentumContrast
+from haav.model.dropout import Dropout
 from haav.model.encodings import Encoding
 from haav.model.haav import Haav
 from haav.model.layers import Attention, FeedForward, SetAttention, split_heads
+from haav.model.linear import Linear
 from haav.text import BOS, EOS, PAD
 from haav.types import View, Views
+
+
+def by_torch(*models: nn.Module) -> None:
+    """Give models torch's own dropout and linear maps"""
+    ours: dict[type[nn.Module], type[nn.Module]] = {Dropout: nn.Dropout, Linear: nn.Linear}
+    for part in chain.from_iterable(model.modules() for model in models):
+        part.__class__ = ours.get(type(part), type(part))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import end_after, release_views
-from benchmarks.plain import plain_self_critical_loss, plain_training_loss
+from benchmarks.plain import by_torch, plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,7 +22,6 @@ from haav.evaluate.reward import CiderReward
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Generated, generate
 from haav.model.build import build_contrast, build_model, load_config
-from haav.model.dropout import Dropout
 from haav.studies.bench import matmul_rate, seconds
 from haav.studies.describe import FUSED
 from haav.text import BOS, SPECIAL, Vocabulary
@@ -81,11 +80,6 @@ class Bench:
         self.optimizer.zero_grad(set_to_none=True)
         self.contrast.follow(self.model.encoding)
 
-    def forget_our_dropout(self) -> None:
-        for part in (*self.model.modules(), *self.contrast.modules()):
-            if isinstance(part, Dropout):
-                part.__class__ = torch.nn.Dropout
-
     def self_critical(self) -> SelfCritical:
         """Five beams that end after ten words or so, as a trained model's do; some of them are the references."""
         self.model.eval()
@@ -115,7 +109,7 @@ def xe(captions: int, bfloat16: bool = False) -> float:
 
 def plain_xe() -> float:
     bench = Bench(50)
-    bench.forget_our_dropout()
+    by_torch(bench.model, bench.contrast)
 
     def step() -> None:
         bench.plain_step(plain_training_loss(bench.model, bench.contrast, bench.views, bench.captions[:, 0], WEIGHT))
@@ -132,7 +126,7 @@ def scst(photos: int, bfloat16: bool = False) -> float:
 def plain_scst(photos: int) -> float:
     bench = Bench(photos)
     objective = bench.self_critical()
-    bench.forget_our_dropout()
+    by_torch(bench.model, bench.contrast)
     return seconds(lambda: bench.plain_step(bench.plain_self_critical_loss(objective)), times=1)
 
 
