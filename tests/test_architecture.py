@@ -128,7 +128,7 @@ def test_model_never_sees_yaml_data_or_files() -> None:
     for module, file in _modules().items():
         if _part(module) != "model" or module == "model.build":
             continue  # the one place where settings meet modules
-        allowed = {"model", "types", "registry", "errors", "distributed", "tracing"} | (
+        allowed = {"model", "types", "registry", "errors", "distributed", "tracing", "cpu"} | (
             {"config"} if "contrast" in module else set()
         )
         assert {_part(other) for other in _imports(file)} <= allowed, module
