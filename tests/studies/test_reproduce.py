@@ -33,6 +33,7 @@ from haav.studies.claims import (
     verdict_lines,
 )
 from haav.studies.grid import Grid, Row, load_grid
+from haav.studies.hours import training_flops
 from haav.studies.outcomes import PHOTOS, RESULT, Outcome, chosen_rate, final_folder, last_fifth, run_folder, table
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
@@ -74,7 +75,7 @@ def test_every_grid_builds_the_models_of_its_rows(name: str) -> None:
     assert {row.row for row in planned} == {row.name for row in grid.rows}
     assert len(planned) == len(grid.rows)
     assert all(row.parameters > 10_000 and row.left == row.runs for row in planned)
-    assert planned[0].runs == len(grid.rates) + len(grid.seeds) - 1, "the rates with one seed, then the other seeds"
+    assert planned[0].runs == max(1, len(grid.rates)) + len(grid.seeds) - 1, "rates with one seed, then the others"
 
 
 def test_every_claim_names_rows_of_its_table_once() -> None:
@@ -380,3 +381,10 @@ def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Pa
         result = json.loads((place / RESULT).read_text())
         assert (result["lr"], result["teraflops"]) == (0.01, 0.0)
         assert (place / PHOTOS).read_text() == (place / "then" / PHOTOS).read_text()
+
+
+def test_hours_count_a_small_set_as_often_as_an_epoch_goes_through_it() -> None:
+    config = config_of("flickr8k-xe", {"train.batch": "10", "train.epochs": "2"})
+    again = replace(config, train=replace(config.train, epoch_steps=25))
+    once, thrice = (training_flops(each, photos=100, val=0) for each in (config, again))
+    assert thrice == 3 * once, "10 steps go through 100 photos, so 25 steps need three rounds"

@@ -5,6 +5,7 @@ FLOPs are those of the executed matrix products (`describe.py`). A backward pass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,8 @@ def training_flops(config: Config, photos: int, val: int, per_photo: Cost | None
         passes += 3 * train.captions * WORDS * each.step
     evaluation = each.encoding + each.memory + decode.max_words * decode.beam * each.step
     evaluations = -(-train.epochs // train.evaluate_every)
-    return float(photos * train.epochs * passes + val * evaluations * evaluation)
+    epoch = photos * max(1, math.ceil(train.epoch_steps * train.batch / max(1, photos)))
+    return float(epoch * train.epochs * passes + val * evaluations * evaluation)
 
 
 def measured_gigaflops(outcomes: Sequence[Outcome]) -> float | None:
