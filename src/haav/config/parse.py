@@ -12,10 +12,13 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
+from functools import cache
 from typing import Any, Union
 
 from haav.config.schema import Config
 from haav.errors import ConfigError, did_you_mean
+
+_type_hints = cache(typing.get_type_hints)  # they are evaluated from text, and asked for with each caption
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def _read_dataclass(declared: Any, node: Any, path: SettingPath, problems: list[
         if node.value not in (None, {}):
             problems.append(f"'{node.spelling}' takes settings of its own, not {node.value!r}.")
         node = {}
-    hints = typing.get_type_hints(declared)
+    hints = _type_hints(declared)
     fields = {item.name: item for item in dataclasses.fields(declared)}
     for key in sorted(node.keys() - fields.keys()):
         leaf = _first_leaf(node[key])
