@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from benchmarks.annotations import annotations
+from benchmarks.backends import backends
 from benchmarks.busy import busy
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
@@ -147,6 +148,7 @@ def length() -> dict[str, Any]:
 BENCHMARKS = {
     "decoding": decoding,
     "operations": operations,
+    "backends": backends,
     "training": training,
     "self-critical": self_critical,
     "reward": reward,
