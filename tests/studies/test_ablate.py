@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +92,42 @@ def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     grid = Grid("", "toy", {"train.epochs": "1"}, (0,), (Row("broken", {"model.heads": "7"}, {}),))
     with pytest.raises(TrainingError, match="broken, seed 0 ended with an error"):
         run_grid(grid, tmp_path, {})
+
+
+def test_a_row_that_fails_stops_none_of_those_that_wait(tmp_path: Path) -> None:
+    rows = tuple(Row(f"broken {letter}", {"model.heads": "7"}, {}) for letter in "abcd")
+    told: list[str] = []
+    with pytest.raises(TrainingError, match="broken a, seed 0 ended with an error"):
+        run_grid(Grid("", "toy", {}, (0,), rows), tmp_path, {}, report=told.append)
+    assert [line.split(",")[0] for line in told if line.endswith("begins")] == [row.name for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_grid_leaves_no_training_behind(tmp_path: Path, number: int) -> None:
+    """Only the grid gets the signal. Its training saves a checkpoint, and no other run begins."""
+    (tmp_path / "grid.yaml").write_text(TINY.replace("epochs: 2", "epochs: 2000"))
+    words = ["ablate", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--seeds", "0,1"]
+    with open(tmp_path / "told", "w") as told:
+        process = subprocess.Popen([sys.executable, "-m", "haav", *words], stderr=told, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 600
+        place = tmp_path / "out" / "mean-of-views" / "seed-0"
+        while not (place / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait() == 130
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    text = (tmp_path / "told").read_text()
+    assert "mean of views, seed 0 was interrupted. The same command goes on with it." in text
+    assert text.count("begins") == 1
+    assert (place / "checkpoint.safetensors").exists()
 
 
 @pytest.mark.slow

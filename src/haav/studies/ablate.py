@@ -11,13 +11,17 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import yaml
@@ -84,6 +88,7 @@ def run_grid(
     folder = make_folder(out)
     text = yaml.safe_dump(to_tree(grid), sort_keys=False, allow_unicode=True)
     write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
+    processes = _Processes(workers)
 
     def work(row: Row, seed: int, rate: float | None) -> Outcome:
         place = run_folder(folder, row.name, seed, rate)
@@ -98,7 +103,7 @@ def run_grid(
             if done is None:
                 report(f"{label}: begins")
                 done = _train(
-                    grid.recipe, row, prepare(settings) if prepare else settings, seed, place, workers, key, label
+                    grid.recipe, row, prepare(settings) if prepare else settings, seed, place, processes, key, label
                 )
         except TrainingError as error:  # reported now, raised when the other rows are done
             report(str(error))
@@ -115,8 +120,15 @@ def run_grid(
         rate = chosen_rate(grid, folder, row) if tried else None
         return [work(row, seed, rate) for seed in grid.seeds]
 
-    with ThreadPoolExecutor(max(1, workers)) as executor:
-        outcomes = [outcome for part in executor.map(work_row, grid.in_order) for outcome in part]
+    with _sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
+        try:
+            parts = [executor.submit(work_row, row) for row in grid.in_order]
+            wait(parts)
+        except KeyboardInterrupt:
+            processes.stop()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+    outcomes = [outcome for part in parts for outcome in part.result()]
     write_tables(grid, outcomes, folder)
     return outcomes
 
@@ -168,11 +180,18 @@ def model_folder(place: Path, outcome: Outcome) -> Path:
 
 
 def _train(
-    recipe: str, row: Row, settings: Mapping[str, str], seed: int, place: Path, workers: int, key: str, label: str
+    recipe: str,
+    row: Row,
+    settings: Mapping[str, str],
+    seed: int,
+    place: Path,
+    processes: _Processes,
+    key: str,
+    label: str,
 ) -> Outcome:
     with _Clock(place) as clock:
         flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        gigabytes = _call(place, place, [recipe, *flags], workers, label)
+        gigabytes = _call(place, place, [recipe, *flags], processes, label)
         last = place
         if row.then:
             # The recipe of the second stage says how it is trained. The rest is as in the first.
@@ -181,7 +200,7 @@ def _train(
             flags = [word for name, value in kept.items() for word in (f"--{name}", value)]
             last = place / THEN
             words = [row.then, "--init", str(RunFiles(place).best), *flags]
-            gigabytes = max(gigabytes, _call(last, place, words, workers, label))
+            gigabytes = max(gigabytes, _call(last, place, words, processes, label))
     outcome = replace(_score(row.name, seed, last, gigabytes, clock.minutes), key=key)
     if row.then:  # the rate is that of the first stage, and FLOPs are not counted for two
         outcome = replace(outcome, lr=RunFiles(place).read()[0].train.lr, teraflops=0.0)
@@ -191,24 +210,63 @@ def _train(
     return outcome
 
 
-def _call(run: Path, place: Path, words: list[str], workers: int, label: str) -> float:
+def _call(run: Path, place: Path, words: list[str], processes: _Processes, label: str) -> float:
     """Start or resume `haav train`. Returns its peak memory in GB."""
     resuming = (run / "config.yaml").exists()
     arguments = ["--resume", str(run)] if resuming else [*words, "--out", str(run)]
     log_file = place.with_suffix(".log")
     with open(log_file, "ab") as log:
-        command = [sys.executable, "-m", "haav", "train", *arguments]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment(workers))
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.terminate()  # the run saves a checkpoint and stops; the grid can resume it
-            process.wait()
-            raise
-    if os.waitstatus_to_exitcode(status):
+        code, gigabytes = processes.run([sys.executable, "-m", "haav", "train", *arguments], log)
+    if code and processes.stopped:
+        raise TrainingError(f"{label} was interrupted. The same command goes on with it.")
+    if code:
         tail = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         raise TrainingError(f"{label} ended with an error:\n  " + "\n  ".join(tail))
-    return usage.ru_maxrss / 2**20
+    return gigabytes
+
+
+class _Processes:
+    """The trainings that run now. Once they are stopped, no other begins."""
+
+    def __init__(self, workers: int) -> None:
+        self.environment = _environment(workers)
+        self.stopped = False
+        self._ids: set[int] = set()
+        self._lock = threading.Lock()
+
+    def run(self, command: Sequence[str], log: IO[bytes]) -> tuple[int, float]:
+        """The exit code of a command, and its peak memory in GB"""
+        with self._lock:
+            if self.stopped:
+                return 130, 0.0
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+            self._ids.add(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+        with self._lock:
+            self._ids.remove(process.pid)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, usage.ru_maxrss / 2**20
+
+    def stop(self) -> None:
+        """Each saves a checkpoint and ends, so that the grid can resume it."""
+        with self._lock:
+            self.stopped = True
+            for process in self._ids:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGTERM)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM is like Ctrl-C. By default it would end this process only, and leave its trainings behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 class _Clock:
