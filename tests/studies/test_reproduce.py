@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,22 @@ from haav.studies.claims import (
 )
 from haav.studies.grid import Grid, Row, load_grid
 from haav.studies.hours import training_flops
-from haav.studies.outcomes import PHOTOS, RESULT, Outcome, chosen_rate, final_folder, last_fifth, run_folder, table
+from haav.studies.outcomes import (
+    PHOTOS,
+    RESULT,
+    Outcome,
+    chosen_rate,
+    final_folder,
+    last_fifth,
+    read_outcome,
+    run_folder,
+    table,
+)
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
+from haav.studies.trained import study_models
 from haav.studies.verdicts_page import JSON, PAGE, write_page
+from haav.train.run import RunFiles
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TOY = [
@@ -143,6 +157,60 @@ def test_results_that_were_copied_here_are_not_reused_with_other_settings(tmp_pa
         run_grid(grid, tmp_path, {})
     settings.write_text(json.dumps({"model.d_model": "16", "train.seed": "0"}))
     assert run_grid(grid, tmp_path, {}) == [outcome("a", 0, curve=[[1, 0.4], [2, 0.5]])]
+
+
+def test_a_result_from_another_machine_is_taken_over_if_only_paths_differ(tmp_path: Path) -> None:
+    """Without its captions and its model. A study trains again: it needs the model."""
+    photos = [
+        {"filename": f"{split}.jpg", "split": split, "sentences": [{"raw": "a dog"}]} for split in ("train", "test")
+    ]
+    (tmp_path / "here.json").write_text(json.dumps({"images": photos}))
+    grid = Grid("", "toy", {"train.epochs": "3", "data.store": "views"}, (0,), (Row("b", {}, {}),))
+    there = {**grid.settings, "data.dataset": "/there.json", "train.seed": "0"}
+
+    def copied(name: str, settings: dict[str, str], photo: str = "test.jpg") -> Path:
+        place = run_folder(tmp_path / name, "a", 0)
+        result = outcome("a", 0, split="test", key=run_key(config_of("toy", settings), ""))
+        done(place, result, {photo: 0.5})
+        place.with_suffix(".json").write_text(json.dumps(settings))
+        return place
+
+    def taken(grid: Grid = grid) -> str:
+        shutil.rmtree(tmp_path / "y", ignore_errors=True)
+        with suppress(TrainingError):  # of a training, which fails here: there are no views
+            run_grid(grid, tmp_path / "y", {"data.dataset": str(tmp_path / "here.json")}, pool=tmp_path)
+        result = read_outcome(run_folder(tmp_path / "y", "b", 0))
+        assert result is None or result.row == "b"
+        return result.run if result else ""
+
+    copied("other settings", {**there, "train.epochs": "4"})
+    copied("other photos", there, photo="stranger.jpg")
+    assert taken() == ""
+    place = copied("right", there)
+    assert taken() == os.path.relpath(place, tmp_path / "y" / "b" / "seed-0")
+    assert taken(replace(grid, study="noise")) == ""
+    RunFiles(place).best.mkdir()
+    assert taken(replace(grid, study="noise"))
+
+
+def test_results_of_another_data_set_are_not_shown_as_those_of_this_one(tmp_path: Path) -> None:
+    photos = [{"filename": "x.jpg", "split": split, "sentences": [{"raw": "a dog"}]} for split in ("val",)]
+    (tmp_path / "data.json").write_text(json.dumps({"images": photos}))
+    grid, settings = Grid("", "toy", {}, (0,), (Row("a", {}, {}),)), {"data.dataset": str(tmp_path / "data.json")}
+    done(run_folder(tmp_path, "a", 0), outcome("a", 0), {"y.jpg": 0.5})
+    with pytest.raises(
+        TrainingError, match=r"scored on other photos than those of .*data\.json.\n  Name another --out"
+    ):
+        run_grid(grid, tmp_path, settings)
+    done(run_folder(tmp_path, "a", 0), outcome("a", 0), {"x.jpg": 0.5})
+    assert len(run_grid(grid, tmp_path, settings)) == 1
+
+
+def test_a_study_without_the_model_says_where_to_get_it(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0,), (Row("a", {}, {}),), study="noise")
+    done(run_folder(tmp_path, "a", 0), outcome("a", 0))
+    with pytest.raises(TrainingError, match=r"a/seed-0/best is not here.*\n.*or delete .*a/seed-0 to train it again"):
+        study_models(grid, tmp_path, {})
 
 
 def test_photos_without_captions_make_another_run_only_where_they_are_read() -> None:

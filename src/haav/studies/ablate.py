@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -51,6 +52,7 @@ from haav.studies.outcomes import (
     Outcome,
     best_on_val,
     chosen_rate,
+    photo_scores,
     read_outcome,
     run_folder,
     write_tables,
@@ -98,8 +100,13 @@ def run_grid(
             _keep_settings(place, settings)
             done = read_outcome(place)
             key = _key(grid.recipe, row.then, settings)
-            if done is None and pool is not None:
-                done = _take_over(pool, key, row.name, place)
+            if done is not None and not _same_photos(place, done, settings):
+                raise TrainingError(
+                    f"{place} was scored on other photos than those of {settings['data.dataset']}.\n"
+                    "  Name another --out for another data set."
+                )
+            if done is None and pool is not None and key:
+                done = _take_over(pool, grid, row, settings, key, place)
             if done is None:
                 report(f"{label}: begins")
                 done = _train(
@@ -154,18 +161,46 @@ def _key(recipe: str, then: str, settings: Mapping[str, str]) -> str:
         return ""  # `haav train` explains what is wrong
 
 
-def _take_over(pool: Path, key: str, row: str, place: Path) -> Outcome | None:
+def _take_over(pool: Path, grid: Grid, row: Row, settings: Mapping[str, str], key: str, place: Path) -> Outcome | None:
     """The result of the same run under another row or grid, copied here"""
-    for file in sorted(pool.rglob(RESULT)) if key else ():
-        outcome = read_outcome(file.parent)
-        if outcome is not None and outcome.key == key and not outcome.run:
-            place.mkdir(parents=True, exist_ok=True)
-            for name in (CAPTIONS, PHOTOS):
-                shutil.copyfile(file.parent / name, place / name)
-            taken = replace(outcome, row=row, run=os.path.relpath(file.parent, place))
-            _save_outcome(taken, place)
-            return taken
+    for file in sorted(pool.rglob(RESULT)):
+        other, outcome = file.parent, read_outcome(file.parent)
+        if outcome is None or outcome.run or not _same_run(other, outcome, grid.recipe, row.then, settings, key):
+            continue
+        if grid.study != "train" and not model_folder(other, outcome).exists():
+            continue  # of a result from another machine; the study needs the model
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (CAPTIONS, PHOTOS):
+            if (other / name).exists():  # captions may be left on another machine
+                shutil.copyfile(other / name, place / name)
+        taken = replace(outcome, row=row.name, run=os.path.relpath(other, place))
+        _save_outcome(taken, place)
+        return taken
     return None
+
+
+def _same_run(other: Path, outcome: Outcome, recipe: str, then: str, settings: Mapping[str, str], key: str) -> bool:
+    """Whether a result is that of a run with these settings. On another machine its data may have had other paths."""
+    if outcome.key != key:
+        theirs = _known_settings(other) if other.with_suffix(".json").exists() else {}
+        moved = {name: value for name, value in theirs.items() if name not in PLACES}
+        moved |= {name: value for name, value in settings.items() if name in PLACES}
+        if moved == theirs or outcome.key != _key(recipe, then, theirs) or key != _key(recipe, then, moved):
+            return False
+    return _same_photos(other, outcome, settings)
+
+
+def _same_photos(place: Path, outcome: Outcome, settings: Mapping[str, str]) -> bool:
+    """Whether a run was scored on the photos of the data set; True where that cannot be known"""
+    dataset = settings.get("data.dataset", "toy")
+    if dataset == "toy" or not (place / PHOTOS).exists():
+        return True
+    return photo_scores(place).keys() == _scored_photos(parse_sources(dataset)[0].path, outcome.split)
+
+
+@cache
+def _scored_photos(dataset: str, split: str) -> frozenset[str]:
+    return frozenset(photo.id for photo in load_dataset(dataset).split(split) if photo.captions)
 
 
 def _save_outcome(outcome: Outcome, place: Path) -> None:
@@ -300,12 +335,7 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
         text = json.dumps(settings, indent=1)
         write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
         return
-    try:
-        known = dict(json_of(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise TrainingError(
-            f"{file} is damaged: {error}. Delete it if the run beside it is the one you want."
-        ) from None
+    known = _known_settings(place)
     names = {*known, *settings} - PLACES
     differ = sorted(name for name in names if known.get(name) != settings.get(name))
     if differ:
@@ -313,6 +343,17 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
         raise TrainingError(
             f"{place} was started with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
         )
+
+
+def _known_settings(place: Path) -> dict[str, str]:
+    """The settings that a run was started with"""
+    file = place.with_suffix(".json")
+    try:
+        return dict(json_of(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise TrainingError(
+            f"{file} is damaged: {error}. Delete it if the run beside it is the one you want."
+        ) from None
 
 
 def _environment(workers: int) -> dict[str, str]:

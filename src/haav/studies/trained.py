@@ -18,7 +18,7 @@ import numpy as np
 from haav.config import ModelConfig
 from haav.data.annotations import Photo, load_dataset
 from haav.data.loader import StoredPhotos
-from haav.errors import ConfigError, ImageError
+from haav.errors import ConfigError, ImageError, TrainingError
 from haav.files import json_of, write_atomically
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
@@ -63,6 +63,14 @@ class Trained:
             return None
         return cls(place, place / outcome.run, model_folder(place, outcome))
 
+    def captioner(self) -> Captioner:
+        if not self.model.exists():
+            raise TrainingError(
+                f"{self.model} is not here, only the results of its run.\n"
+                f"  Copy the model from the machine that trained it, or delete {self.place} to train it again."
+            )
+        return Captioner.from_pretrained(self.model)
+
     def photos(self, split: str) -> tuple[list[Photo], str]:
         """Photos with captions, and the path of their store"""
         dataset, store = data_of(self.run, RunFiles(self.run).read()[0])
@@ -101,9 +109,9 @@ def study_values(grid: Grid, folder: Path) -> dict[int, Values]:
 
 def ensemble(models: list[Trained], folder: Path) -> Values:
     """CIDEr of each photo: of the ensemble, and of its members on average"""
+    captioner = Captioner.ensemble([model.captioner() for model in models])
     split = json_of((models[0].place / "result.json").read_text(encoding="utf-8"))["split"]
     photos, store = models[0].photos(split)
-    captioner = Captioner.ensemble([Captioner.from_pretrained(model.model) for model in models])
     captions = {photo: caption.text for photo, caption in predict(captioner, open_store(store), photos, seed=0)}
     score_captions(captions, {photo.id: photo.captions for photo in photos}, folder)
     own = [photo_scores(model.place) for model in models]
@@ -115,7 +123,7 @@ def ensemble(models: list[Trained], folder: Path) -> Values:
 
 def noise(model: Trained) -> Values:
     """View → photo → percentage points of its weight that the view loses when its tokens are zeroed"""
-    captioner = Captioner.from_pretrained(model.model)
+    captioner = model.captioner()
     photos, store = model.photos("val")
     stored = StoredPhotos(
         open_store(store), captioner.views, photos[:PHOTOS], vocabulary=None, made_by=captioner.config.made_by
@@ -133,7 +141,7 @@ def mask(model: Trained, images: Mapping[str, PhotoRef]) -> Values:
     """View → photo → percentage points of its weight that the view loses at the word of a covered object"""
     if not images:
         raise ConfigError("the mask study covers objects in photos.\n  Give them: --images FOLDER.")
-    captioner = Captioner.from_pretrained(model.model)
+    captioner = model.captioner()
     lost: Values = {}
     for photo in [photo for photo in model.photos("val")[0] if photo.id in images][:PHOTOS]:
         try:
