@@ -18,9 +18,10 @@ from haav.cli.main import main
 from haav.config.load import find_recipe, flags_from, grid_names
 from haav.errors import ConfigError, TrainingError
 from haav.model.build import load_config
-from haav.studies.ablate import _environment, run_grid
+from haav.studies.ablate import run_grid
 from haav.studies.grid import Grid, Row, load_grid
 from haav.studies.outcomes import Outcome, read_outcome, run_folder, table
+from haav.studies.processes import _environment
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TINY = """

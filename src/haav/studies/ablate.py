@@ -11,18 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import yaml
@@ -57,6 +51,7 @@ from haav.studies.outcomes import (
     run_folder,
     write_tables,
 )
+from haav.studies.processes import Clock, Processes, sigterm_interrupts
 from haav.train.run import RunFiles
 
 PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_store"}
@@ -90,7 +85,7 @@ def run_grid(
     folder = make_folder(out)
     text = yaml.safe_dump(to_tree(grid), sort_keys=False, allow_unicode=True)
     write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
-    processes = _Processes(workers)
+    processes = Processes(workers)
 
     def work(row: Row, seed: int, rate: float | None) -> Outcome:
         place = run_folder(folder, row.name, seed, rate)
@@ -127,7 +122,7 @@ def run_grid(
         rate = chosen_rate(grid, folder, row) if tried else None
         return [work(row, seed, rate) for seed in grid.seeds]
 
-    with _sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
+    with sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
         try:
             parts = [executor.submit(work_row, row) for row in grid.in_order]
             wait(parts)
@@ -220,11 +215,11 @@ def _train(
     settings: Mapping[str, str],
     seed: int,
     place: Path,
-    processes: _Processes,
+    processes: Processes,
     key: str,
     label: str,
 ) -> Outcome:
-    with _Clock(place) as clock:
+    with Clock(place) as clock:
         flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
         gigabytes = _call(place, place, [recipe, *flags], processes, label)
         last = place
@@ -245,7 +240,7 @@ def _train(
     return outcome
 
 
-def _call(run: Path, place: Path, words: list[str], processes: _Processes, label: str) -> float:
+def _call(run: Path, place: Path, words: list[str], processes: Processes, label: str) -> float:
     """Start or resume `haav train`. Returns its peak memory in GB."""
     resuming = (run / "config.yaml").exists()
     arguments = ["--resume", str(run)] if resuming else [*words, "--out", str(run)]
@@ -258,70 +253,6 @@ def _call(run: Path, place: Path, words: list[str], processes: _Processes, label
         tail = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         raise TrainingError(f"{label} ended with an error:\n  " + "\n  ".join(tail))
     return gigabytes
-
-
-class _Processes:
-    """The trainings that run now. Once they are stopped, no other begins."""
-
-    def __init__(self, workers: int) -> None:
-        self.environment = _environment(workers)
-        self.stopped = False
-        self._ids: set[int] = set()
-        self._lock = threading.Lock()
-
-    def run(self, command: Sequence[str], log: IO[bytes]) -> tuple[int, float]:
-        """The exit code of a command, and its peak memory in GB"""
-        with self._lock:
-            if self.stopped:
-                return 130, 0.0
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
-            self._ids.add(process.pid)
-        _, status, usage = os.wait4(process.pid, 0)
-        with self._lock:
-            self._ids.remove(process.pid)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode, usage.ru_maxrss / 2**20
-
-    def stop(self) -> None:
-        """Each saves a checkpoint and ends, so that the grid can resume it."""
-        with self._lock:
-            self.stopped = True
-            for process in self._ids:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGTERM)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C. By default it would end this process only, and leave its trainings behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
-
-
-class _Clock:
-    """Minutes of a run over all its sessions. One that was killed counts up to its last checkpoint."""
-
-    def __init__(self, place: Path) -> None:
-        self.file = place.with_suffix(".time")
-        self.minutes = 0.0
-        if self.file.exists():
-            spent, started = float(self.file.read_text(encoding="utf-8")), self.file.stat().st_mtime
-            checkpoints = [file.stat().st_mtime for file in place.rglob("checkpoint.safetensors")]
-            self.minutes = spent + max(0.0, max(checkpoints, default=0.0) - started) / 60
-
-    def __enter__(self) -> _Clock:
-        self.started, text = time.monotonic(), str(self.minutes)
-        write_atomically(self.file, lambda file: file.write_text(text, encoding="utf-8"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.minutes += (time.monotonic() - self.started) / 60
 
 
 def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
@@ -354,13 +285,6 @@ def _known_settings(place: Path) -> dict[str, str]:
         raise TrainingError(
             f"{file} is damaged: {error}. Delete it if the run beside it is the one you want."
         ) from None
-
-
-def _environment(workers: int) -> dict[str, str]:
-    """Environment of a run. Parallel runs divide the cores among themselves."""
-    if workers == 1:
-        return dict(os.environ)
-    return {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
 
 
 def _score(row: str, seed: int, place: Path, gigabytes: float, minutes: float) -> Outcome:
