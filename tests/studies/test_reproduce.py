@@ -29,6 +29,7 @@ from haav.studies.claims import (
     UNDECIDED,
     Claim,
     Measured,
+    cider_lost,
     judge,
     load_claims,
     measure,
@@ -296,6 +297,27 @@ def test_differences_are_of_shared_seeds_and_photos(tmp_path: Path) -> None:
     assert (lost.values.shape, lost.over) == ((2, 1), "seeds")
     grid = replace(grid, rows=(*grid.rows, Row("c", {}, {})))
     assert measure(replace(CLAIM, row="c"), grid, tmp_path) is None
+
+
+def test_what_is_lost_after_the_best_epoch_of_the_other_seeds() -> None:
+    """The others of seed 0 and 2 are best at epoch 2, those of seed 1 at epoch 1."""
+    curves = {
+        0: [(1, 0.75), (2, 0.5), (3, 0.5)],
+        1: [(1, 0.25), (2, 0.75), (3, 0.25)],
+        2: [(1, 0.5), (2, 0.5), (3, 0.25)],
+    }
+    assert cider_lost(curves) == {0: 0.0, 1: 0.0, 2: 25.0}
+    assert cider_lost({1: curves[1]}) == {1: 50.0}
+    assert cider_lost({}) == cider_lost({0: []}) == {}
+
+
+def test_curves_that_only_wobble_lose_nothing_after_their_best_epoch() -> None:
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(300):
+        curves = {seed: list(enumerate(0.5 + 0.01 * rng.standard_normal(40))) for seed in range(3)}
+        means.append(np.mean(list(cider_lost(curves).values())))
+    assert abs(np.mean(means)) < 0.2, "each from its own best epoch, they would lose 2.2 on average"
 
 
 def test_the_table_of_verdicts_drops_no_claim() -> None:

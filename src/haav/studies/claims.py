@@ -150,18 +150,31 @@ def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minu
 
 def _trained(grid: Grid, folder: Path, name: str, measure: str) -> dict[int, dict[str, float]]:
     """Seed → photo → CIDEr × 100 of its caption; or seed → CIDEr lost on val after the best epoch"""
-    values: dict[int, dict[str, float]] = {}
-    for seed in grid.seeds:
-        place = final_folder(grid, folder, grid.row(name), seed)
-        outcome = None if place is None else read_outcome(place)
-        if place is None or outcome is None:
-            continue
-        if measure == LOST:
-            ciders = [cider for _, cider in outcome.curve]
-            values[seed] = {"val": 100 * (max(ciders) - ciders[-1])} if ciders else {}
-        else:
-            values[seed] = {photo: 100 * score for photo, score in photo_scores(place).items()}
-    return values
+    places = {seed: final_folder(grid, folder, grid.row(name), seed) for seed in grid.seeds}
+    outcomes = {seed: (place, read_outcome(place)) for seed, place in places.items() if place is not None}
+    done = {seed: (place, outcome) for seed, (place, outcome) in outcomes.items() if outcome is not None}
+    if measure == LOST:
+        lost = cider_lost({seed: outcome.curve for seed, (_, outcome) in done.items()})
+        return {seed: {"val": value} for seed, value in lost.items()}
+    return {
+        seed: {photo: 100 * score for photo, score in photo_scores(place).items()} for seed, (place, _) in done.items()
+    }
+
+
+def cider_lost(curves: Mapping[int, Sequence[tuple[int, float]]]) -> dict[int, float]:
+    """Seed → CIDEr × 100 on val that its run lost from the best epoch to the last.
+
+    The best epoch is that of the other seeds' mean curve. A run's own best epoch is partly luck, so that a curve that
+    only wobbles would seem to fall. With one seed there are no others, and its own is taken.
+    """
+    tables = {seed: dict(curve) for seed, curve in curves.items() if curve}
+    epochs = sorted(set.intersection(*map(set, tables.values()))) if tables else []
+    lost = {}
+    for seed, own in tables.items() if epochs else ():
+        others = [table for other, table in tables.items() if other != seed] or [own]
+        best = max(epochs, key=lambda epoch: sum(table[epoch] for table in others))
+        lost[seed] = 100 * (own[best] - own[epochs[-1]])
+    return lost
 
 
 def _part(values: Mapping[str, float], grid: Grid, measure: str) -> dict[str, float]:
