@@ -346,6 +346,18 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
     assert (row.done, row.left, row.hours) == (2, 1, 1.5)
 
 
+def test_a_plan_of_one_table_shares_what_another_has_done(tmp_path: Path) -> None:
+    session = Session(tmp_path, {"data.dataset": "toy"}, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
+    grid = session.grid("encodings")
+    row = grid.row("shared + contrastive (HAAV)")
+    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.7), (1, 0.01, 0.7)):
+        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, rate)), "")
+        done(run_folder(tmp_path / "encodings", row.name, seed, rate), outcome(row.name, seed, cider, key=key))
+    (planned, *_) = plan(session, ["decoders"])
+    assert (planned.row, planned.left, planned.shared) == ("hierarchical (HAAV)", 3, 3), "at the rate chosen there"
+    assert planned.hours == 0
+
+
 def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> None:
     session = Session(tmp_path, seeds=(0, 1), rates=(0.001,))
     for name, cider in (("shared + contrastive (HAAV)", 0.9), ("concatenated", 0.5)):

@@ -67,11 +67,15 @@ def best_on_val(outcome: Outcome) -> float:
     return max((cider for _, cider in outcome.curve), default=outcome.scores["CIDEr"])
 
 
-def chosen_rate(grid: Grid, folder: Path, row: Row) -> float | None:
-    """The learning rate with the best CIDEr on val, of those tried with the first seed. None until all are tried."""
-    tried = {rate: read_outcome(run_folder(folder, row.name, grid.seeds[0], rate)) for rate in grid.rates}
+def best_rate(tried: Mapping[float, Outcome | None]) -> float | None:
+    """The learning rate with the best CIDEr on val. None until all have an outcome."""
     done = {rate: best_on_val(outcome) for rate, outcome in tried.items() if outcome is not None}
     return max(done, key=lambda rate: done[rate]) if done and len(done) == len(tried) else None
+
+
+def chosen_rate(grid: Grid, folder: Path, row: Row) -> float | None:
+    """The best of the learning rates that were tried with the first seed. None until all are tried."""
+    return best_rate({rate: read_outcome(run_folder(folder, row.name, grid.seeds[0], rate)) for rate in grid.rates})
 
 
 def final_folder(grid: Grid, folder: Path, row: Row, seed: int) -> Path | None:

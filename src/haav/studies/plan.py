@@ -20,7 +20,7 @@ from haav.studies.ablate import config_of, run_key
 from haav.studies.describe import count_parameters
 from haav.studies.grid import Grid, Row, load_grid, with_budget
 from haav.studies.hours import GIGAFLOPS, hours, measured_gigaflops, training_flops
-from haav.studies.outcomes import all_outcomes, chosen_rate, read_outcome, run_folder
+from haav.studies.outcomes import Outcome, all_outcomes, best_rate, read_outcome, run_folder
 from haav.text import Vocabulary
 from haav.types import ViewSpec
 
@@ -36,7 +36,7 @@ class Planned:
     runs: int
     done: int
     shared: int
-    """runs left that an earlier table has, or will have"""
+    """runs left that another table has, or an earlier one will have"""
     hours: float
     """estimated, of the runs left that are not shared"""
     parameters: int
@@ -181,38 +181,51 @@ class Session:
 def plan(session: Session, tables: Sequence[str]) -> list[Planned]:
     """Rows of tables with what is done and left. Builds each model, without its weights."""
     speed, _ = session.speed
+    finished = {outcome.key: outcome for outcome in all_outcomes(session.out) if outcome.key}
     known: set[str] = set()
     planned = []
     for name in tables:
         grid = session.grid(name)
         for row in grid.in_order if grid.study != "growth" else ():
-            planned.append(_plan_row(session, name, grid, row, speed, known))
+            planned.append(_plan_row(session, name, grid, row, speed, finished, known))
     return planned
 
 
-def _plan_row(session: Session, name: str, grid: Grid, row: Row, speed: float, known: set[str]) -> Planned:
+def _plan_row(
+    session: Session,
+    name: str,
+    grid: Grid,
+    row: Row,
+    speed: float,
+    finished: Mapping[str, Outcome],
+    known: set[str],
+) -> Planned:
+    """`finished`: runs of all tables by key. `known`: runs that are planned for rows before this one; it grows."""
     folder = session.folder(name)
-    rate = chosen_rate(grid, folder, row) if grid.rates else None
-    jobs: list[tuple[int, float | None]] = [(seed, rate) for seed in grid.seeds]
-    if grid.rates:
-        first, *others = grid.seeds
-        jobs = [(first, each) for each in grid.rates]
-        jobs += [(seed, rate or grid.rates[0]) for seed in others]
-    outcomes = [
-        read_outcome(run_folder(folder, row.name, seed, each))
-        if each is None or seed == grid.seeds[0] or rate
-        else None
-        for seed, each in jobs
-    ]
+    settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
+
+    def key_of(seed: int, rate: float | None) -> str:
+        train = replace(settled.train, seed=seed, lr=settled.train.lr if rate is None else rate)
+        return run_key(replace(settled, train=train), row.then)
+
+    def own(seed: int, rate: float | None) -> Outcome | None:
+        return read_outcome(run_folder(folder, row.name, seed, rate))
+
+    first, *others = grid.seeds
+    rate = best_rate({each: own(first, each) or finished.get(key_of(first, each)) for each in grid.rates})
+    jobs: list[tuple[int, float | None]] = [(first, each) for each in grid.rates or (None,)]
+    jobs += [(seed, rate or next(iter(grid.rates), None)) for seed in others]
+    outcomes = [own(*job) if job[0] == first or rate or not grid.rates else None for job in jobs]
     done = [outcome for outcome in outcomes if outcome is not None]
     left, shared = 0, 0
-    settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
-    for (seed, each), outcome in zip(jobs, outcomes, strict=True):
-        train = replace(settled.train, seed=seed, lr=settled.train.lr if each is None else each)
-        key = run_key(replace(settled, train=train), row.then) + str(session.photos(name))
-        left += outcome is None and key not in known
-        shared += outcome is None and key in known
-        known.add(key)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        key = key_of(*job)
+        planned = key + str(session.photos(name))
+        if outcome is None and (key in finished or planned in known):
+            shared += 1
+        elif outcome is None:
+            left += 1
+        known.add(planned)
     if (name, row.name) not in session.sizes:
         config = _fit_to_data(session, settled)
         session.sizes[name, row.name] = sum(count_parameters(config).values()), _flops(session, name, config, row)
