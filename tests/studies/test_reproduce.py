@@ -100,14 +100,16 @@ def test_every_claim_names_rows_of_its_table_once() -> None:
         grid = load_grid(claim.table)
         assert claim.table in table_names()
         if grid.study in ("train", "growth"):
-            assert {claim.row, claim.against} - {""} <= {row.name for row in grid.rows}, claim
+            assert set(claim.rows) <= {row.name for row in grid.rows}, claim
+        assert len(claim.more_than) in ((0, 2) if claim.against else (0,)), claim
 
 
 def test_differences_of_the_paper_are_those_of_its_rows() -> None:
     for claim in load_claims():
         rows = {row.name: row.paper.get("CIDEr") for row in load_grid(claim.table).rows}
         if claim.paper is not None and claim.measure == "CIDEr":
-            assert claim.paper == pytest.approx(rows[claim.row] - rows[claim.against], abs=0.01), claim
+            plus, minus, more, *less = [rows[name] or 0.0 for name in claim.rows] + [0.0, 0.0]
+            assert claim.paper == pytest.approx(plus - minus - (more - less[0]), abs=0.01), claim
 
 
 def test_the_papers_own_settings_have_its_parameter_counts() -> None:
@@ -295,8 +297,12 @@ def test_differences_are_of_shared_seeds_and_photos(tmp_path: Path) -> None:
     assert measure(replace(CLAIM, against=""), grid, tmp_path).values.shape == (2, 2)
     lost = measure(replace(CLAIM, measure=LOST, against=""), grid, tmp_path)
     assert (lost.values.shape, lost.over) == ((2, 1), "seeds")
+    gains = measure(replace(CLAIM, more_than=("b", "a")), grid, tmp_path)
+    assert gains.values.tolist() == [[200.0, 25.0]], "a - b - (b - a)"
+    assert gains.minutes == 24.0
     grid = replace(grid, rows=(*grid.rows, Row("c", {}, {})))
     assert measure(replace(CLAIM, row="c"), grid, tmp_path) is None
+    assert measure(replace(CLAIM, more_than=("b", "c")), grid, tmp_path) is None
 
 
 def test_what_is_lost_after_the_best_epoch_of_the_other_seeds() -> None:

@@ -40,6 +40,12 @@ class Claim:
     measure: str = "CIDEr"
     least: float = 0.0
     """the claim holds if the difference is above this"""
+    more_than: tuple[str, ...] = ()
+    """two rows whose difference is subtracted too: the first pair gains more than this one"""
+
+    @property
+    def rows(self) -> list[str]:
+        return [name for name in (self.row, self.against, *self.more_than) if name]
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ class Verdict:
 
 
 def load_claims() -> list[Claim]:
-    return [Claim(**entry) for entry in read_data("claims.yaml")["claims"]]
+    return [
+        Claim(**{**entry, "more_than": tuple(entry.get("more_than", ()))})
+        for entry in read_data("claims.yaml")["claims"]
+    ]
 
 
 def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -> Verdict:
@@ -121,22 +130,21 @@ def budget(measured: Measured, least: float) -> tuple[str, float | None]:
 def measure(claim: Claim, grid: Grid, folder: Path) -> Measured | None:
     """What was measured about a claim, over the seeds and photos that both rows have. None if a row is not run."""
     if grid.study == "train":
-        rows = [_trained(grid, folder, name, claim.measure) for name in (claim.row, claim.against) if name]
+        rows = [_trained(grid, folder, name, claim.measure) for name in claim.rows]
         over = "seeds" if claim.measure == LOST else "seeds and photos"
-        minutes = sum(_minutes(grid, folder, name) for name in (claim.row, claim.against) if name)
+        minutes = sum(_minutes(grid, folder, name) for name in claim.rows)
     else:
         values, minutes = study_values(grid, folder), _minutes(grid, folder, grid.rows[0].name)
         rows = [
             {seed: _part(each.get(name, {}), grid, claim.measure) for seed, each in values.items()}
-            for name in (claim.row, claim.against)
-            if name
+            for name in claim.rows
         ]
         over = {"growth": "nothing", "ensemble": "photos"}.get(grid.study, "seeds and photos")
     return _subtract(rows, over, minutes)
 
 
 def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minutes: float) -> Measured | None:
-    """The first row minus the second, if there is one"""
+    """The first row minus the second, if there is one, minus the third, plus the fourth"""
     seeds = sorted(set.intersection(*(({seed for seed, values in row.items() if values}) for row in rows)))
     if not seeds:
         return None
@@ -145,7 +153,8 @@ def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minu
     if not photos:
         return None
     tables = [np.stack([by_photo(row[seed], photos) for seed in seeds]) for row in rows]
-    return Measured(tables[0] - (tables[1] if len(tables) > 1 else 0.0), over, minutes)
+    signed = [sign * table for sign, table in zip((1, -1, -1, 1), tables, strict=False)]
+    return Measured(sum(signed[1:], signed[0]), over, minutes)
 
 
 def _trained(grid: Grid, folder: Path, name: str, measure: str) -> dict[int, dict[str, float]]:

@@ -28,7 +28,7 @@ def verdicts(session: Session, planned: Sequence[Planned]) -> list[tuple[Claim, 
         grid = session.grid(claim.table)
         verdict = judge(claim, measure(claim, grid, session.folder(claim.table)))
         if verdict.verdict == NOT_RUN:
-            wanted = {claim.row, claim.against} if grid.study == "train" else {row.name for row in grid.rows}
+            wanted = set(claim.rows) if grid.study == "train" else {row.name for row in grid.rows}
             left = [each.hours for each in planned if each.table == claim.table and each.row in wanted]
             verdict = replace(verdict, hours=sum(left))
         pairs.append((claim, verdict))
