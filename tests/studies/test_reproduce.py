@@ -400,6 +400,17 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "needs --data.dataset, --data.store" in capsys.readouterr().err
     assert main(["reproduce", "encodings", "--out", str(tmp_path), "--train.lr", "1", *TOY]) == 2
     assert "--rates 3e-4,1e-3" in capsys.readouterr().err
+    assert main(["reproduce", "encodings", "--out", str(tmp_path), "--rates", "1", "--train.epohcs", "2", *TOY]) == 2
+    told = capsys.readouterr().err
+    assert told.count("Did you mean '--train.epochs'") == 1
+    assert "begins" not in told
+    place = run_folder(tmp_path / "decoders", "mean", 0, 1.0)
+    place.mkdir(parents=True)
+    (place / RESULT).write_text("{")
+    assert main(["reproduce", "encodings", "--out", str(tmp_path), "--rates", "1", *TOY]) == 1
+    told = capsys.readouterr().err
+    assert f"{place / RESULT} is damaged" in told
+    assert "begins" not in told
     with pytest.raises(ConfigError, match="unknown table 'views'"):
         Session(tmp_path, full=True).tables("views")
 

@@ -19,8 +19,9 @@ from haav.studies.verdicts_page import write_page
 
 
 def reproduce(session: Session, tables: Sequence[str]) -> None:
-    """Run what is left of the tables, in their order. The page and the JSON are written after each."""
+    """Run what is left of the tables, in their order. The page and the JSON are written first, and after each."""
     make_folder(session.out)
+    write_page(session)  # so that wrong settings and damaged results are told before hours of training
     failed: list[HaavError] = []
     for name in tables:
         grid = session.grid(name)
