@@ -54,6 +54,8 @@ def _run(session: Session, name: str, grid: Grid) -> None:
             return settings
         return cut_texts(settings, session.out / "texts", session.bridge, session.textdb, session.report)
 
-    if grid.study != "growth":
+    if grid.study == "growth":
+        grid = replace(grid, settings={**grid.settings, **session.overrides})
+    else:
         run_grid(grid, folder, session.overrides, session.workers, session.report, session.out, prepare)
     study_models(grid, folder, session.images, session.report)

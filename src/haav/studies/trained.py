@@ -1,7 +1,8 @@
 """What is measured of trained models beside their captions: an ensemble, noised and covered views. And the cost of
 more views, which needs no training.
 
-Each study writes one JSON file per model, {row: {photo: value}}, and does not repeat what is there.
+Each study writes one JSON file per model, {row: {photo: value}}, and does not repeat what is there. The cost of more
+views is counted anew, since settings may have changed.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def study_models(
     trained = {seed: Trained.of(grid, folder, grid.rows[0], seed) for seed in grid.seeds}
     models = {seed: model for seed, model in trained.items() if model is not None}
     if grid.study == "growth":
-        _once(folder / STUDY, lambda: {row.name: growth(grid, row) for row in grid.rows})
+        _write(folder / STUDY, {row.name: growth(grid, row) for row in grid.rows})
     elif grid.study == "ensemble" and len(models) == len(grid.seeds):
         _once(folder / STUDY, lambda: ensemble(list(models.values()), folder))
     elif grid.study in ("noise", "mask"):
@@ -180,9 +181,13 @@ def growth(grid: Grid, row: Row) -> dict[str, float]:
 
 def _once(file: Path, measure: Callable[[], Any]) -> None:
     if not file.exists():
-        text = json.dumps(measure(), indent=1)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
+        _write(file, measure())
+
+
+def _write(file: Path, values: Any) -> None:
+    text = json.dumps(values, indent=1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def _read(file: Path) -> Values:
