@@ -40,7 +40,7 @@ def test_every_row_of_every_grid_is_a_valid_config(name: str) -> None:
     grid = load_grid(name)
     assert len(grid.rows) >= 2 or grid.study != "train"
     for row in grid.rows:
-        settings = {**grid.settings, **row.settings}
+        settings = grid.settings_of(row, 0, {})
         flags = flags_from([(f"--{key}", value) for key, value in settings.items()])
         load_config(file=find_recipe(grid.recipe), flags=flags)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -15,7 +15,7 @@ from haav.errors import ConfigError, unknown
 STUDIES = ("train", "ensemble", "noise", "mask", "growth")
 SHARED = ("recipe", "base", "seeds", "rates")
 """what a grid takes from the one that it is `like`"""
-KEYS = (*SHARED, "title", "like", "study", "needs", "reference", "cut_texts", "same_steps", "rows")
+KEYS = (*SHARED, "fixed", "title", "like", "study", "needs", "reference", "cut_texts", "same_steps", "rows")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Grid:
     """whether text views of rows with fewer labels retrieve only from the captions that these rows keep"""
     same_steps: bool = False
     """whether rows with fewer labels are trained for more epochs, so that all have about as many steps"""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """settings that make the study what it is: like those of rows, they are not replaced by flags"""
 
     def row(self, name: str) -> Row:
         for row in self.rows:
@@ -64,7 +66,7 @@ class Grid:
         self, row: Row, seed: int, overrides: Mapping[str, str], rate: float | None = None
     ) -> dict[str, str]:
         """What a run is trained with. `overrides` replace settings of the grid, but not those of a row."""
-        settings = {**self.settings, **overrides, **row.settings, "train.seed": str(seed)}
+        settings = {**self.settings, **overrides, **self.fixed, **row.settings, "train.seed": str(seed)}
         if rate is not None:
             settings["train.lr"] = f"{rate:g}"
         share = float(settings.get("data.label_fraction", 1))
@@ -91,6 +93,7 @@ def load_grid(name: str) -> Grid:
             tuple(str(need) for need in tree.get("needs") or ()),
             bool(tree.get("cut_texts", False)),
             bool(tree.get("same_steps", False)),
+            _dotted(tree.get("fixed") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{name} is not a grid: {error}. It needs 'recipe' and 'rows' with a 'name' each.") from None
@@ -147,6 +150,7 @@ def to_tree(grid: Grid) -> dict[str, Any]:
         "title": grid.title,
         "recipe": grid.recipe,
         "base": dict(grid.settings),
+        "fixed": dict(grid.fixed),
         "seeds": list(grid.seeds),
         "rates": list(grid.rates),
         "study": grid.study,

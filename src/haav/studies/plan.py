@@ -111,7 +111,7 @@ class Session:
         rows = tuple(replace(row, then=self.paper["then"] if row.then else "") for row in grid.rows)
         own = grid.seeds if grid.study == "ensemble" else tuple(self.paper["seeds"])
         whole = replace(
-            grid, recipe=self.paper["recipe"], settings=below, rows=rows, rates=(), cut_texts=False, seeds=own
+            grid, recipe=self.paper["recipe"], settings=below, fixed={}, rows=rows, rates=(), cut_texts=False, seeds=own
         )
         return with_budget(whole, seeds, self.rates)
 
