@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,22 @@ def test_text_views_of_fewer_labels_are_made_once_and_hold_nothing_else(folder: 
     store.close()
     assert cut_texts(settings, *words) == ready
     assert len(told) == 1, "what is done is not repeated"
+
+
+def test_rows_in_parallel_wait_for_one_cut(folder: Path) -> None:
+    """Rows that differ in their encoding only read the same texts."""
+    settings = {
+        "data.dataset": str(folder / "data.json"),
+        "data.store": str(folder / "store"),
+        "data.views": "patches,text_whole",
+        "data.label_fraction": "0.5",
+        "train.seed": "1",
+    }
+    told: list[str] = []
+    words = (folder / "cut", str(folder / "bridge"), str(folder / "texts"), told.append, ToyEncoder())
+    with ThreadPoolExecutor(3) as executor:
+        stores = {ready["data.store"] for ready in executor.map(lambda _: cut_texts(settings, *words), range(3))}
+    assert (len(stores), len(told)) == (1, 1)
 
 
 def test_all_labels_and_views_without_texts_need_no_cut(folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 from haav.data.annotations import Dataset, load_dataset
 from haav.data.mixture import parse_sources
@@ -23,6 +24,8 @@ from haav.views.retrieval.textdb import Entry, TextDatabase, sample_entries
 
 BATCH = 256
 DONE = "done"
+LOCK = Lock()
+"""Rows in parallel may need the same texts. One makes them, and the others wait."""
 NAMED = ("epochs", "folds", "hidden", "batch", "lr", "weight_decay", "dropout", "temperature", "seed")
 """settings of a bridge that a cut one takes over"""
 
@@ -85,20 +88,21 @@ def cut_texts(
     by, seed = settings.get("data.label_by", "photo"), int(settings["train.seed"])
     place = folder / f"{by}-{share:g}-seed-{seed}"
     over = place / "views"
-    if not (place / DONE).exists():
-        report(f"text views from {share:.0%} of the labels, seed {seed}: begins")
-        dataset = load_dataset(sources[0].path).label_fraction(share, by, seed)
-        whole = CrossFitted.load(bridge)
-        database = cut_textdb(TextDatabase.load(textdb), dataset, share)
-        like = {name: getattr(whole.config, name) for name in NAMED}
-        with Store(settings["data.store"]) as store:
-            fitted, measured = build_bridge(store, dataset, database, encoder=encoder, view=whole.view, **like)
-            database.save(place / "texts")
-            fitted.save(place / "bridge", measured)
-            for name in views:
-                extractor = build_extractor(name, ExtractorOptions(bridge=fitted, textdb=database))
-                _extract(extractor, store, over, whole.view)
-        (place / DONE).touch()
+    with LOCK:
+        if not (place / DONE).exists():
+            report(f"text views from {share:.0%} of the labels, seed {seed}: begins")
+            dataset = load_dataset(sources[0].path).label_fraction(share, by, seed)
+            whole = CrossFitted.load(bridge)
+            database = cut_textdb(TextDatabase.load(textdb), dataset, share)
+            like = {name: getattr(whole.config, name) for name in NAMED}
+            with Store(settings["data.store"]) as store:
+                fitted, measured = build_bridge(store, dataset, database, encoder=encoder, view=whole.view, **like)
+                database.save(place / "texts")
+                fitted.save(place / "bridge", measured)
+                for name in views:
+                    extractor = build_extractor(name, ExtractorOptions(bridge=fitted, textdb=database))
+                    _extract(extractor, store, over, whole.view)
+            (place / DONE).touch()
     return {**settings, "data.store": f"{settings['data.store']},{over}"}
 
 
