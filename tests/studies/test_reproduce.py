@@ -138,6 +138,19 @@ def test_the_rate_with_the_best_val_is_chosen_once_all_are_tried(tmp_path: Path)
     assert final_folder(grid, tmp_path, row, 1) == tmp_path / "a" / "lr-0.001" / "seed-1"
 
 
+def test_each_run_is_looked_at_once_and_the_first_seed_chooses_the_rate(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0, 1), (Row("a", {}, {}),), rates=(0.001, 0.01))
+    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.75), (1, 0.01, 0.25)):
+        done(run_folder(tmp_path, "a", seed, rate), outcome("a", seed, cider, lr=rate))
+    told: list[str] = []
+    ciders = [result.scores["CIDEr"] for result in run_grid(grid, tmp_path, {}, report=told.append)]
+    assert ciders == [0.75, 0.25]
+    assert told == [
+        *("a, seed 0, rate 0.001: CIDEr 50.0 on val", "a, seed 0, rate 0.01: CIDEr 75.0 on val"),
+        *("a: rate 0.01 is the best on val", "a, seed 1, rate 0.01: CIDEr 25.0 on val"),
+    ]
+
+
 def test_the_last_fifth_is_read_off_the_curve() -> None:
     """Of 10 epochs it begins at 8. Between 6 and 10 the curve rises from 0.70 to 0.74: 0.02 to go at 8."""
     assert last_fifth([(2, 0.1), (6, 0.70), (10, 0.74)]) == pytest.approx(2.0)

@@ -44,8 +44,7 @@ from haav.studies.outcomes import (
     PHOTOS,
     RESULT,
     Outcome,
-    best_on_val,
-    chosen_rate,
+    best_rate,
     photo_scores,
     read_outcome,
     run_folder,
@@ -115,12 +114,13 @@ def run_grid(
 
     def work_row(row: Row) -> list[Outcome]:
         """Try the learning rates with the first seed, then train all seeds with the best."""
-        tried = {rate: work(row, grid.seeds[0], rate) for rate in grid.rates}
-        if tried:
-            best = max(tried, key=lambda rate: best_on_val(tried[rate]))
-            report(f"{row.name}: rate {best:g} is the best on val")
-        rate = chosen_rate(grid, folder, row) if tried else None
-        return [work(row, seed, rate) for seed in grid.seeds]
+        first, *others = grid.seeds
+        tried = {rate: work(row, first, rate) for rate in grid.rates}
+        rate = best_rate(tried)
+        if rate is None:
+            return [work(row, seed, None) for seed in grid.seeds]
+        report(f"{row.name}: rate {rate:g} is the best on val")
+        return [tried[rate], *(work(row, seed, rate) for seed in others)]
 
     with sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
         try:
