@@ -478,8 +478,8 @@ def timeless(file: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path: Path) -> None:
-    """Four rows, two rates, two seeds; the whole process group is killed once the second run has begun."""
-    words = ["reproduce", "box", "--seeds", "0,1", "--rates", "0.004,0.01", *TOY]
+    """Four rows, two seeds; the whole process group is killed once the second run has begun."""
+    words = ["reproduce", "box", "--seeds", "0,1", "--rates", "0.01", *TOY]
     assert main([*words, "--out", str(tmp_path / "whole")]) == 0
     command = [sys.executable, "-m", "haav", *words, "--out", str(tmp_path / "cut")]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -491,12 +491,12 @@ def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path: Path) -> 
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = list((tmp_path / "cut").rglob(RESULT))
-    assert 1 <= len(before) < 12
+    assert 1 <= len(before) < 8
     assert main([*words, "--out", str(tmp_path / "cut")]) == 0
     whole, cut = (timeless(tmp_path / name / JSON) for name in ("whole", "cut"))
     assert whole == cut
     assert {row["row"]: (row["runs"], row["done"]) for row in cut["tables"]["box"]["rows"]} == dict.fromkeys(
-        ("HAAV", "concatenated", "HAAV from the mean", "joint"), (3, 3)
+        ("HAAV", "concatenated", "HAAV from the mean", "joint"), (2, 2)
     )
 
 
