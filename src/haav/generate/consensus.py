@@ -8,8 +8,10 @@ words count more. The rarity of a word is derived from its rank in the vocabular
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
 
 from haav.config import DecodeConfig
 from haav.text import Vocabulary, tokenize
@@ -20,8 +22,6 @@ LONGEST = 4
 SPREAD = 6.0
 """standard deviation of the length penalty, in words"""
 END = "<eos>"
-
-Grams = dict[tuple[str, ...], float]
 
 
 def by_consensus(
@@ -43,29 +43,35 @@ class Consensus:
 
     def __call__(self, captions: Sequence[Sequence[str]], sentences: Sequence[str]) -> list[float]:
         """Mean agreement of each caption with the sentences, from 0 to 1. Captions are given as words."""
-        others = [self._vectors(tokenize(sentence)) for sentence in sentences]
-        agreements = []
-        for words in captions:
-            vectors = self._vectors(words)
-            agreements.append(sum(_alike(vectors, other) for other in others) / max(1, len(others)))
+        texts = [(*words, END) for words in [*captions, *map(tokenize, sentences)]]
+        lengths = np.array([len(words) for words in texts])
+        # Words are numbered from 1, and n-grams by the numbers of their words. 0 is padding.
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(chain.from_iterable(texts)), start=1)}
+        rarity = np.array([0.0, *(math.log(1 + self.ranks.get(word, len(self.ranks))) for word in numbers)])
+        words = np.zeros((len(texts), lengths.max(initial=0) + LONGEST - 1), np.int64)
+        for row, text in zip(words, texts, strict=True):
+            row[: len(text)] = [numbers[word] for word in text]
+        total = np.zeros((len(captions), len(sentences)))
+        for length in range(1, LONGEST + 1):
+            vectors = _vectors(words, rarity, lengths, length)
+            mine, theirs = vectors[: len(captions), None], vectors[None, len(captions) :]
+            total += (np.minimum(mine, theirs) * theirs).sum(axis=2)
+        apart = lengths[: len(captions), None] - lengths[None, len(captions) :]
+        total *= np.exp(-(apart**2) / (2 * SPREAD**2)) / LONGEST
+        agreements: list[float] = (total.sum(axis=1) / max(1, len(sentences))).tolist()
         return agreements
 
-    def _vectors(self, words: Sequence[str]) -> tuple[int, list[Grams]]:
-        """The length of a caption, and the weights of its n-grams for n = 1 … LONGEST"""
-        whole = (*words, END)
-        rarity = [math.log(1 + self.ranks.get(word, len(self.ranks))) for word in whole]
-        vectors: list[Grams] = []
-        for length in range(1, LONGEST + 1):
-            weights: defaultdict[tuple[str, ...], float] = defaultdict(float)
-            for start in range(len(whole) - length + 1):
-                weights[whole[start : start + length]] += sum(rarity[start : start + length])
-            norm = math.sqrt(sum(weight * weight for weight in weights.values()))
-            vectors.append({gram: weight / norm for gram, weight in weights.items()} if norm else {})
-        return len(whole), vectors
 
-
-def _alike(caption: tuple[int, list[Grams]], sentence: tuple[int, list[Grams]]) -> float:
-    total = 0.0
-    for mine, theirs in zip(caption[1], sentence[1], strict=True):
-        total += sum(min(weight, theirs[gram]) * theirs[gram] for gram, weight in mine.items() if gram in theirs)
-    return total / LONGEST * math.exp(-((caption[0] - sentence[0]) ** 2) / (2 * SPREAD**2))
+def _vectors(words: np.ndarray, rarity: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
+    """(texts, n-grams): unit vectors of the weights of the n-grams of `length` words that occur in any of the texts"""
+    windows = np.lib.stride_tricks.sliding_window_view(words, length, axis=1)
+    inside = np.arange(windows.shape[1]) <= lengths[:, None] - length
+    rows, _ = inside.nonzero()
+    grams = windows[inside]
+    codes = grams @ len(rarity) ** np.arange(length)
+    unique, columns = np.unique(codes, return_inverse=True)
+    vectors = np.zeros((len(words), len(unique)))
+    np.add.at(vectors, (rows, columns), rarity[grams].sum(axis=1))
+    norms = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
+    unit: np.ndarray = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    return unit

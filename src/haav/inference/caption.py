@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from haav.config import ConfidenceConfig, DecodeConfig
 from haav.generate.consensus import Consensus, by_consensus
-from haav.inference.confidence import caption_confidence, confidence
+from haav.inference.confidence import caption_confidence, confidences
 from haav.text import PAD, Vocabulary
 from haav.types import Caption, Word
 
@@ -23,12 +23,13 @@ def build_caption(
     """`tokens` end with <eos>, then <pad>. `weights`: for each token, the weight of each of `views`"""
     tokens = [token for token in tokens if token != PAD]
     texts = vocabulary.decode(tokens)
+    sure = confidences(logprobs[: len(texts)], settings).tolist()
     words = tuple(
         Word(
             text,
             tokens[step],
             logprobs[step],
-            confidence(logprobs[step], settings),
+            sure[step],
             None if weights is None else dict(zip(views, weights[step], strict=True)),
         )
         for step, text in enumerate(texts)
