@@ -275,6 +275,16 @@ def small_state() -> dict[str, Tensor]:
     return state
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_few_photos_are_computed_at_once_whatever_the_batch(precision: str) -> None:
+    tower, sizes = small_tower(precision), []
+    tower.blocks[0].register_forward_pre_hook(lambda block, inputs: sizes.append(len(inputs[0])))
+    pixels = torch.randint(0, 256, (2 * vit.AT_ONCE + 1, 3, 8, 8), dtype=torch.uint8)
+    hidden = tower(pixels)
+    assert sizes == [vit.AT_ONCE, vit.AT_ONCE, 1]
+    assert_close(hidden, torch.cat([tower(photo) for photo in pixels.split(1)]))
+
+
 def test_smoothing_lowers_the_error_of_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vit, "has_vnni", lambda: True)  # Int8Linear computes the same on every machine
     pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)

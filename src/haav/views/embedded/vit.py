@@ -21,6 +21,8 @@ SMOOTHED = ("qkv", "fc1", "fc2")
 """layers whose inputs have a few channels far larger than the rest"""
 QUICK = 1.702
 """factor of CLIP's approximate GELU, x · sigmoid(1.702 x)"""
+AT_ONCE = 2
+"""photos that a CPU computes at once. The blocks of more are so large that the system maps them anew for each step."""
 State = Mapping[str, Tensor]
 
 
@@ -87,6 +89,11 @@ class VisionTransformer(nn.Module):
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels (B, 3, side, side) uint8 RGB → (B, 1 + patches, D) float32"""
+        if len(pixels) <= AT_ONCE or self.kernel.device.type != "cpu":
+            return self._hidden(pixels)
+        return torch.cat([self._hidden(few) for few in pixels.split(AT_ONCE)])
+
+    def _hidden(self, pixels: Tensor) -> Tensor:
         x = F.conv2d(pixels.to(self.kernel), self.kernel, self.bias, self.config.patch).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.positions
         hidden: Tensor = self.pre_norm(x)
