@@ -23,7 +23,7 @@ from haav.store import Store, ViewManifest
 from haav.types import PhotoView, Progress, ViewSpec, quiet
 from haav.views import Extractor, ExtractorOptions, PhotoBatch, extractors
 from haav.views.extract import extract
-from haav.views.retrieval import build
+from haav.views.retrieval import build, textdb
 from haav.views.retrieval.bridge import BridgeConfig, CrossFitted, Pairs, recall, train_bridge
 from haav.views.retrieval.text import TextFiveExtractor, TextWholeExtractor
 from haav.views.retrieval.textdb import (
@@ -395,6 +395,18 @@ def test_a_sample_is_even_keeps_order_and_is_the_same_each_time() -> None:
     assert sample_entries(entries, 5000) == entries
     with pytest.raises(DataError, match="at least 1 sentence, not 0"):
         sample_entries(entries, 0)
+
+
+def test_owners_are_found_without_parsing_sentences_that_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [Entry("a dog", ("p1", "p2")), Entry('says "[]]"'), Entry("ends with []]", ("p1",)), Entry("a cat")]
+    whole = TextDatabase(entries, unit(4, 8).half(), Manifest("toy"))
+    whole.save(tmp_path)
+    loaded, parsed = TextDatabase.load(tmp_path), []
+    monkeypatch.setattr(textdb, "json_of", lambda line: parsed.append(line) or json.loads(line))
+    assert [loaded.rows_of(photo) for photo in ("p1", "p2", "p3")] == [[0, 2], [0], []]
+    assert len(parsed) == 2
 
 
 def test_a_compact_database_finds_nearly_the_same_and_is_a_quarter_the_size(tmp_path: Path) -> None:

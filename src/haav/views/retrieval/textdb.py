@@ -58,6 +58,10 @@ class EntryLines(Sequence[Entry]):
         sentence, owners = json_of(self._lines[row])
         return Entry(sentence, tuple(owners))
 
+    def perhaps_owned(self) -> Iterator[int]:
+        """Rows of the entries that may have owners, found without parsing. In a packed model, no entry has any."""
+        return (row for row, line in enumerate(self._lines) if not line.endswith("[]]"))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -104,8 +108,8 @@ class TextDatabase:
     @cached_property
     def _owned(self) -> dict[str, list[int]]:
         owned: dict[str, list[int]] = {}
-        for row, entry in enumerate(self.entries):
-            for owner in entry.owners:
+        for row in self.entries.perhaps_owned() if isinstance(self.entries, EntryLines) else range(len(self)):
+            for owner in self.entries[row].owners:
                 owned.setdefault(owner, []).append(row)
         return owned
 
@@ -227,7 +231,7 @@ def _quantise(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dequantise(steps: Tensor, scales: Tensor) -> Tensor:
-    return steps.float() * scales
+    return steps.float().mul_(scales)
 
 
 def _faiss() -> Any:
