@@ -225,7 +225,9 @@ def _decoder(data: bytes, name: str) -> str:
 
 @cache
 def _can_decode(decoder: str) -> bool:
-    Image.init()
+    Image.preinit()  # JPEG, PNG and a few more
+    if decoder not in Image.OPEN:
+        Image.init()  # imports the readers of forty formats
     if decoder == HEIF.decoder:
         try:
             import pillow_heif
