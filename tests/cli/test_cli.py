@@ -359,6 +359,7 @@ def test_captions_import_no_more_than_they_need() -> None:
         "matplotlib",
         "fsspec",
         "torch.onnx",
+        "PIL.PdfImagePlugin",
     )
     code = (
         "import sys; from haav.cli.main import main; "
@@ -367,6 +368,18 @@ def test_captions_import_no_more_than_they_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+def test_a_process_neither_starts_nor_ends_with_searches_for_garbage() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "from haav.__main__ import run\n"
+        "atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 0))  # after those of run\n"
+        "sys.argv = ['haav', '--version']\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"haav {__version__}", "10000 True"]
 
 
 def test_the_backend_is_a_flag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
