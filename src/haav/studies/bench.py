@@ -41,10 +41,11 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     images = [load_image(path) for path in paths]
     eight = [images[index % len(images)] for index in range(8)]
     fifty = [images[index % len(images)] for index in range(50)]
-    peak = matmul_rate()
+    peak, int8_peak = matmul_rate(), int8_rate()
     results: dict[str, Any] = {
         "machine": machine(),
         "a large matrix product, GFLOP/s": peak,
+        "a large matrix product in int8, GFLOP/s": int8_peak,
         "cold: a process that captions one photo, s": cold(model, paths[0]),
     }
     for beam in (3, 5):
@@ -58,7 +59,7 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     )
     eight_views = captioner.extract(eight)
     results["one batch of 8, photos/s"] = 8 / seconds(lambda: captioner.caption(eight), 3)
-    for name, value in looking(captioner, eight, peak).items():
+    for name, value in looking(captioner, eight, peak, int8_peak).items():
         results[f"  {name}"] = value
     fifty_views = captioner.extract(fifty)
     for batch, views in ((1, captioner.extract(images[:1])), (8, eight_views), (50, fifty_views)):
@@ -79,8 +80,8 @@ def bench(captioner: Captioner, model: str) -> dict[str, Any]:
     return results
 
 
-def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) -> dict[str, Any]:
-    """Rates of the networks behind the views, and of each view without its networks. `peak` is in GFLOP/s."""
+def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float, int8_peak: float) -> dict[str, Any]:
+    """Rates of the networks behind the views, and of each view without its networks. Peaks are in GFLOP/s."""
     assert captioner.extractors is not None, "it was loaded from a model directory"
 
     def photos() -> PhotoBatch:
@@ -97,6 +98,8 @@ def looking(captioner: Captioner, images: Sequence[Image.Image], peak: float) ->
         results[f"{name}, photos/s"] = rate
         results[f"{name}, GFLOP per photo"] = network.gigaflops
         results[f"{name}, of the large product's rate, %"] = 100 * network.gigaflops * rate / peak
+        if network.precision == "int8":
+            results[f"{name}, of the large int8 product's rate, %"] = 100 * network.gigaflops * rate / int8_peak
     batch = photos()
     for name in captioner.views:
         extractor = captioner.extractors.extractor(name)
@@ -161,6 +164,12 @@ def matmul_rate(size: int = 2048, dtype: torch.dtype = torch.float32) -> float:
     """GFLOP/s of a product of two square matrices, the peak rate of the machine"""
     left, right = torch.randn(2, size, size).to(dtype)
     return 2 * size**3 / seconds(lambda: left @ right, 5) / 1e9
+
+
+def int8_rate(size: int = 2048) -> float:
+    """GFLOP/s of a product of two square matrices of 8-bit integers"""
+    left, right = torch.randint(-127, 128, (2, size, size), dtype=torch.int8)
+    return 2 * size**3 / seconds(lambda: torch._int_mm(left, right), 5) / 1e9
 
 
 def seconds(work: Callable[[], Any], times: int = 5) -> float:
