@@ -227,7 +227,7 @@ def _decoder(data: bytes, name: str) -> str:
 def _can_decode(decoder: str) -> bool:
     Image.preinit()  # JPEG, PNG and a few more
     if decoder not in Image.OPEN:
-        Image.init()  # imports the readers of forty formats
+        Image.init()  # imports 47 plug-ins
     if decoder == HEIF.decoder:
         try:
             import pillow_heif
