@@ -21,7 +21,6 @@ from benchmarks.backends import backends
 from benchmarks.busy import busy
 from benchmarks.common import end_after, random_captions, release_views
 from benchmarks.growth import exponent, growth
-from benchmarks.int8 import int8
 from benchmarks.loading import loading
 from benchmarks.operations import operations
 from benchmarks.others import others
@@ -159,7 +158,6 @@ BENCHMARKS = {
     "length": length,
     "loading": loading,
     "signal": signal,
-    "int8": int8,
     "towers": towers,
     "photos": photos,
     "busy": busy,
