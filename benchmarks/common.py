@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,3 +49,9 @@ def release_views(config: Any, photos: int) -> dict[str, View]:
         )
         for name, spec in config.model.views.items()
     }
+
+
+def peak_gigabytes() -> float:
+    """The most memory that this process had. `getrusage` would count what its parent had when it was started, too."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    return int(lines["VmHWM"].split()[0]) / 2**20

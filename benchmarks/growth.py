@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import end_after
+from benchmarks.common import end_after, peak_gigabytes
 
 from haav.generate.beam import BeamSearch
 from haav.generate.loop import Generated, generate
@@ -54,7 +53,7 @@ def measure(encoding: str, count: int) -> dict[str, float]:
             parameter.grad = None
 
     step_seconds = seconds(step, times=3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gigabytes()
     model.eval()
 
     @torch.no_grad()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import end_after, release_views
+from benchmarks.common import end_after, peak_gigabytes, release_views
 from benchmarks.plain import by_torch, plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -248,5 +247,5 @@ if __name__ == "__main__":
     if not name.startswith("plain"):
         keep_memory()
     took = RUNS[name]()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gigabytes()
     print(json.dumps({"seconds": took, "gigabytes": peak}))
