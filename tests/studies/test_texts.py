@@ -81,14 +81,19 @@ def test_a_sentence_of_two_photos_stays_with_the_one_that_keeps_it(folder: Path)
     assert cut_textdb(database, dataset, 0.5).entries == (Entry(kept.captions[0], (kept.id,)),)
 
 
-def test_text_views_of_fewer_labels_are_made_once_and_hold_nothing_else(folder: Path) -> None:
-    settings = {
+def half_of(folder: Path) -> dict[str, str]:
+    """Settings of a row that keeps half of the labels"""
+    return {
         "data.dataset": str(folder / "data.json"),
         "data.store": str(folder / "store"),
         "data.views": "patches,text_whole",
         "data.label_fraction": "0.5",
         "train.seed": "1",
     }
+
+
+def test_text_views_of_fewer_labels_are_made_once_and_hold_nothing_else(folder: Path) -> None:
+    settings = half_of(folder)
     told: list[str] = []
     words = (folder / "cut", str(folder / "bridge"), str(folder / "texts"), told.append, ToyEncoder())
     ready = cut_texts(settings, *words)
@@ -109,13 +114,7 @@ def test_text_views_of_fewer_labels_are_made_once_and_hold_nothing_else(folder: 
 
 def test_rows_in_parallel_wait_for_one_cut(folder: Path) -> None:
     """Rows that differ in their encoding only read the same texts."""
-    settings = {
-        "data.dataset": str(folder / "data.json"),
-        "data.store": str(folder / "store"),
-        "data.views": "patches,text_whole",
-        "data.label_fraction": "0.5",
-        "train.seed": "1",
-    }
+    settings = half_of(folder)
     told: list[str] = []
     words = (folder / "cut", str(folder / "bridge"), str(folder / "texts"), told.append, ToyEncoder())
     with ThreadPoolExecutor(3) as executor:

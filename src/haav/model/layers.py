@@ -1,7 +1,8 @@
 """Attention, feed-forward, positions and the three dropouts that every variant is built from.
 
 Attention is written out as matrix products where its weights are wanted, and on a CPU in bfloat16.
-Elsewhere the fused kernel is faster and keeps less. A fully masked row is merely finite, never NaN.
+Elsewhere the fused kernel keeps less memory, and while decoding it is faster. A fully masked row
+is merely finite, never NaN.
 """
 
 from __future__ import annotations

@@ -119,9 +119,8 @@ class Block(nn.Module):
             if layer in divide:
                 norm.weight.div_(divide[layer])
                 norm.bias.div_(divide[layer])
-        if (
-            config.quick_gelu and "fc1.weight" in state
-        ):  # x · sigmoid(c x) = silu(c x) / c takes one pass over the hidden states
+        # x · sigmoid(c x) = silu(c x) / c takes one pass over the hidden states
+        if config.quick_gelu and "fc1.weight" in state:
             state = state | {"fc1.weight": state["fc1.weight"] * QUICK, "fc1.bias": state["fc1.bias"] * QUICK}
             state |= {"fc2.weight": state["fc2.weight"] / QUICK}
         self.qkv, self.out, self.fc1, self.fc2 = (
