@@ -66,7 +66,7 @@ def test_runs_of_earlier_versions_have_the_fingerprint_of_now(tmp_path: Path, we
         for name, value in defaults.items():
             if settings[section][name] == value:
                 del settings[section][name]
-    del settings["train"]["epochs"], settings["made_by"]
+    del settings["train"]["epochs"], settings["train"]["recompute"], settings["made_by"]
     ids, further = ([photo.id for photo in photos] for photos in (mixture.train, mixture.unlabelled))
     facts = [settings, setup.vocabulary.words, ids, further, *([list(mixture.weights)] if mixture.weights else [])]
     assert further

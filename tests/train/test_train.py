@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from haav.cli.main import main
 from haav.config import Config
@@ -404,6 +405,20 @@ def test_a_run_that_is_stopped_and_resumed_ends_bit_for_bit_as_the_unbroken_one(
     assert stops == 2
     assert_identical(whole, broken)
     assert [row["step"] for row in RunFiles(whole).metrics()] == [row["step"] for row in RunFiles(broken).metrics()]
+
+
+def test_a_run_that_recomputes_ends_bit_for_bit_as_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "haav.model.recompute.checkpoint", lambda *args, **kwargs: calls.append(1) or checkpoint(*args, **kwargs)
+    )
+    loop.train(toy(epochs=1), tmp_path / "plain")
+    assert not calls
+    loop.train(toy("--train.recompute", "true", epochs=1), tmp_path / "recomputed")
+    assert calls
+    assert_identical(tmp_path / "plain", tmp_path / "recomputed")
 
 
 def _train_in_a_process(out: Path, *words: str) -> subprocess.Popen[str]:

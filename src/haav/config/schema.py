@@ -178,6 +178,9 @@ class TrainConfig:
     precision: str = setting(
         "32", "float32, or bfloat16 autocast on machines with native bfloat16", choices=("32", "bf16")
     )
+    recompute: bool = setting(
+        False, "compute what layers do a second time for the gradient instead of keeping it: less memory, more time"
+    )
     hypotheses: int = setting(5, "scst: captions per photo that are compared", low=2)
     explore: str = setting("beam", "scst: source of these captions", choices=("beam", "sample"))
     reward_end: bool = setting(True, "scst: count the end token as a word")

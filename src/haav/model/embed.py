@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from haav.model.dropout import Dropout
 from haav.model.layers import drop_tokens, keep_channels, sinusoids
 from haav.model.linear import Linear
+from haav.model.recompute import Recomputable
 from haav.types import EmbeddedView, View, Views, ViewSpec
 
 GEOMETRY = 6
 """numbers drawn from a box: its four sides, width and height"""
 
 
-class ViewEmbedding(nn.Module):
+class ViewEmbedding(Recomputable):
     """LayerNorm → Linear → channel dropout → positions → [CLS] → token dropout, for one view.
 
     Integer positions (crop, rank, row …) are frozen sinusoids; boxes pass through a learned map.

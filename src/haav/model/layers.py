@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from haav.model.dropout import Dropout
 from haav.model.linear import Linear, linear
+from haav.model.recompute import Recomputable
 from haav.types import KeyValues
 
 
@@ -189,7 +190,7 @@ class FeedForward(nn.Module):
         return normed
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Recomputable):
     def __init__(self, d_model: int, heads: int, d_ff: int, slots: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(d_model, heads, dropout, slots)

@@ -28,6 +28,7 @@ from haav.model.build import build_contrast, build_model, resolve
 from haav.model.contrast import MomentumContrast
 from haav.model.ensemble import Ensemble
 from haav.model.haav import Haav
+from haav.model.recompute import recompute
 from haav.pretrained import find_model
 from haav.store import Store
 from haav.store.shards import ShardStore, open_store
@@ -135,6 +136,8 @@ def prepare(
     base = _base(config, mixture, store, out, vocabulary)
     start = None if base is None else Start(model, known_words, config.train.keep_weight)
     learner = Learner(model, contrast, objective, config.train.contrast_weight, start)
+    if config.train.recompute:
+        recompute(learner.model)
     further = _unlabelled(config, mixture, store, views)
     if further is not None and contrast is None:
         raise ConfigError("photos without captions teach the contrastive loss only, and it is off: nothing to do.")
@@ -242,13 +245,15 @@ def _fingerprint(
     further: StoredPhotos | None,
     base: StoredPhotos | None,
 ) -> str:
-    """Hash of everything that must not change before a resume. Paths and the number of epochs may change."""
+    """Hash of everything that must not change before a resume. Paths, the number of epochs and what changes no bits
+    may change."""
     settings = to_dict(replace(config, data=DataConfig()))
     for section, defaults in ADDED.items():
         for name, value in defaults.items():
             if settings[section][name] == value:
                 del settings[section][name]
-    del settings["train"]["epochs"], settings["made_by"]  # made_by is checked against the store, and old runs have none
+    del settings["train"]["epochs"], settings["train"]["recompute"]
+    del settings["made_by"]  # made_by is checked against the store, and old runs have none
     lists: list[Iterable[object]] = [vocabulary.words, ids_of(mixture.train), further.ids if further else ()]
     if mixture.weights is not None:
         lists.append(mixture.weights)

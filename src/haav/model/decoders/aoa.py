@@ -16,6 +16,7 @@ from haav.model.aggregators import Aggregator
 from haav.model.decoders.base import DecoderSizes, RecurrentDecoder, decoders, lstm, visible_tokens
 from haav.model.dropout import Dropout
 from haav.model.layers import hide, split_heads
+from haav.model.recompute import Recomputable
 from haav.types import Cache, EncodedViews, KeyValues, Memory, Source
 
 
@@ -47,7 +48,7 @@ class AttentionOnAttention(nn.Module):
         return answer
 
 
-class RefiningLayer(nn.Module):
+class RefiningLayer(Recomputable):
     """norm(x + attention on attention of x)  (eq. 6): without memory slots and feed-forward block"""
 
     def __init__(self, d_model: int, heads: int, d_ff: int, slots: int, dropout: float) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from haav.model.aggregators import Aggregator
 from haav.model.decoders.base import Decoder, DecoderSizes, decoders
 from haav.model.layers import Attention, EncoderLayer, FeedForward, sinusoids
+from haav.model.recompute import Recomputable
 from haav.types import Aggregated, Cache, EncodedViews, Memory
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Recomputable):
     def __init__(self, aggregator: Aggregator, d_model: int, heads: int, d_ff: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(d_model, heads, dropout)
