@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -54,6 +55,7 @@ from haav.studies.trained import study_models
 from haav.studies.verdicts_page import JSON, PAGE, write_page
 from haav.train.run import RunFiles
 
+KEPT = Path(__file__).parents[2] / "docs" / "experiments" / "paper-flickr8k.tar.xz"
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TOY = [
     *("--data.dataset", "toy", "--data.views", "objects,grid,text", "--data.min_count", "1"),
@@ -236,6 +238,20 @@ def test_photos_without_captions_make_another_run_only_where_they_are_read() -> 
         for settings, batch in ((alone, "0"), (named, "0"), (named, "8"))
     ]
     assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.skipif(not KEPT.exists(), reason="needs a checkout: results are not in the package")
+def test_kept_results_are_those_of_runs_as_they_would_be_now() -> None:
+    """Otherwise a setting that was added would make `paper.sh` train them again for other tables."""
+    with tarfile.open(KEPT) as tar:
+        texts = {name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".json")}  # type: ignore[union-attr]
+    results = [name for name in texts if name.endswith(f"/{RESULT}")]
+    assert results
+    for name in results:
+        grid, settings = load_grid(name.split("/")[1]), json.loads(texts[name.replace(f"/{RESULT}", ".json")])
+        result = json.loads(texts[name])
+        key = run_key(config_of(grid.recipe, settings), grid.row(result["row"]).then)
+        assert key == result["key"], name
 
 
 def test_rows_with_fewer_labels_have_as_many_steps() -> None:

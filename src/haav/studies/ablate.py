@@ -146,7 +146,9 @@ def run_key(config: Config, then: str) -> str:
     """Hash of a run: equal for rows of different grids that come to the same settings on the same data"""
     if not config.train.unlabelled_batch:
         config = replace(config, data=replace(config.data, unlabelled="", unlabelled_store=""))  # nobody reads them
-    return hashlib.sha256(json.dumps([to_dict(config), then], sort_keys=True).encode()).hexdigest()[:16]
+    settings = to_dict(config)
+    del settings["train"]["recompute"]  # changes no bits
+    return hashlib.sha256(json.dumps([settings, then], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _key(recipe: str, then: str, settings: Mapping[str, str]) -> str:
