@@ -48,6 +48,7 @@ from haav.studies.outcomes import (
     read_outcome,
     run_folder,
     table,
+    tuning_folder,
 )
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
@@ -92,7 +93,7 @@ def test_every_grid_builds_the_models_of_its_rows(name: str) -> None:
     assert {row.row for row in planned} == {row.name for row in grid.rows}
     assert len(planned) == len(grid.rows)
     assert all(row.parameters > 10_000 and row.left == row.runs for row in planned)
-    assert planned[0].runs == max(1, len(grid.rates)) + len(grid.seeds) - 1, "rates with one seed, then the others"
+    assert planned[0].runs == len(grid.rates) + len(grid.seeds), "short runs that choose the rate, then the seeds"
 
 
 def test_every_claim_names_rows_of_its_table_once() -> None:
@@ -132,24 +133,42 @@ def test_the_papers_own_settings_have_its_parameter_counts() -> None:
 def test_the_rate_with_the_best_val_is_chosen_once_all_are_tried(tmp_path: Path) -> None:
     row = Row("a", {}, {})
     grid = Grid("", "toy", {}, (0, 1), (row,), rates=(0.001, 0.01))
-    done(run_folder(tmp_path, "a", 0, 0.001), outcome("a", 0, curve=[(1, 0.9), (2, 0.5)]))
+    done(tuning_folder(tmp_path, "a", 0, 0.001), outcome("a", 0, curve=[(1, 0.9), (2, 0.5)]))
     assert chosen_rate(grid, tmp_path, row) is None
     assert final_folder(grid, tmp_path, row, 1) is None
-    done(run_folder(tmp_path, "a", 0, 0.01), outcome("a", 0, curve=[(1, 0.6), (2, 0.8)]))
+    done(tuning_folder(tmp_path, "a", 0, 0.01), outcome("a", 0, curve=[(1, 0.6), (2, 0.8)]))
     assert chosen_rate(grid, tmp_path, row) == 0.001
     assert final_folder(grid, tmp_path, row, 1) == tmp_path / "a" / "lr-0.001" / "seed-1"
+    assert chosen_rate(replace(grid, rates=(0.01,)), tmp_path, row) == 0.01, "one rate needs no tuning"
 
 
-def test_each_run_is_looked_at_once_and_the_first_seed_chooses_the_rate(tmp_path: Path) -> None:
-    grid = Grid("", "toy", {}, (0, 1), (Row("a", {}, {}),), rates=(0.001, 0.01))
-    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.75), (1, 0.01, 0.25)):
-        done(run_folder(tmp_path, "a", seed, rate), outcome("a", seed, cider, lr=rate))
+def test_rates_are_compared_in_runs_of_a_fifth_of_the_epochs() -> None:
+    grid = load_grid("labels")
+    flags = {"train.epochs": "30", "train.evaluate_every": "3"}
+    settings = grid.settings_of(grid.row("HAAV 100 %"), 0, flags, 0.001, tuning=True)
+    assert (settings["train.epochs"], settings["train.evaluate_every"], settings["train.lr"]) == ("6", "6", "0.001")
+    settings = grid.settings_of(grid.row("HAAV 40 %"), 0, flags, 0.001, tuning=True)
+    assert settings["train.epochs"] == "15", "a fifth of as many as it has with fewer photos"
+    assert grid.settings_of(grid.row("HAAV 40 %"), 0, flags, 0.001)["train.epochs"] == "75"
+    few = grid.settings_of(grid.row("HAAV 100 %"), 0, {"train.epochs": "2"}, 0.001, tuning=True)
+    assert few["train.epochs"] == "1", "at least one"
+
+
+def test_each_run_is_looked_at_once_and_short_runs_choose_the_rate(tmp_path: Path) -> None:
+    budget = {"train.epochs": "10", "train.evaluate_every": "1"}
+    grid = Grid("", "toy", budget, (0, 1), (Row("a", {}, {}),), rates=(0.001, 0.01))
+    for rate, cider in ((0.001, 0.5), (0.01, 0.625)):
+        done(tuning_folder(tmp_path, "a", 0, rate), outcome("a", 0, cider, lr=rate))
+    for seed, cider in ((0, 0.75), (1, 0.25)):
+        done(run_folder(tmp_path, "a", seed, 0.01), outcome("a", seed, cider, lr=0.01))
     told: list[str] = []
     ciders = [result.scores["CIDEr"] for result in run_grid(grid, tmp_path, {}, report=told.append)]
     assert ciders == [0.75, 0.25]
     assert told == [
-        *("a, seed 0, rate 0.001: CIDEr 50.0 on val", "a, seed 0, rate 0.01: CIDEr 75.0 on val"),
-        *("a: rate 0.01 is the best on val", "a, seed 1, rate 0.01: CIDEr 25.0 on val"),
+        "a, seed 0, rate 0.001, 2 epochs: CIDEr 50.0 on val",
+        "a, seed 0, rate 0.01, 2 epochs: CIDEr 62.5 on val",
+        "a: rate 0.01 is the best on val",
+        *("a, seed 0, rate 0.01: CIDEr 75.0 on val", "a, seed 1, rate 0.01: CIDEr 25.0 on val"),
     ]
 
 
@@ -250,7 +269,8 @@ def test_kept_results_are_those_of_runs_as_they_would_be_now() -> None:
     for name in results:
         grid, settings = load_grid(name.split("/")[1]), json.loads(texts[name.replace(f"/{RESULT}", ".json")])
         result = json.loads(texts[name])
-        key = run_key(config_of(grid.recipe, settings), grid.row(result["row"]).then)
+        then = "" if "/tuning/" in name else grid.row(result["row"]).then
+        key = run_key(config_of(grid.recipe, settings), then)
         assert key == result["key"], name
 
 
@@ -388,24 +408,29 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
     session = Session(tmp_path, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
     rows = {(row.table, row.row): row for row in plan(session, ["encodings", "decoders"])}
     haav = rows["encodings", "shared + contrastive (HAAV)"]
-    assert (haav.runs, haav.done, haav.shared) == (3, 0, 0)
-    assert rows["decoders", "hierarchical (HAAV)"].shared == 3, "the same model under another name"
+    assert (haav.runs, haav.done, haav.shared) == (4, 0, 0)
+    assert rows["decoders", "hierarchical (HAAV)"].shared == 4, "the same model under another name"
     assert rows["decoders", "mean"].shared == 0
     for rate in (0.001, 0.01):
-        done(run_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=90.0))
+        done(tuning_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=18.0))
     (row, *_) = plan(session, ["encodings"])
-    assert (row.done, row.left, row.hours) == (2, 1, 1.5)
+    # 1 of 6 epochs is a short run here, so a whole one takes six times 18 minutes.
+    assert (row.done, row.left, row.hours) == (2, 2, pytest.approx(2 * 6 * 0.3))
+    done(run_folder(tmp_path / "encodings", haav.row, 1, 0.001), outcome(haav.row, 1, minutes=90.0))
+    (row, *_) = plan(session, ["encodings"])
+    assert (row.done, row.left, row.hours) == (3, 1, pytest.approx((18 + 18 + 90) / (4 / 3) / 60))
 
 
 def test_a_plan_of_one_table_shares_what_another_has_done(tmp_path: Path) -> None:
     session = Session(tmp_path, {"data.dataset": "toy"}, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
     grid = session.grid("encodings")
     row = grid.row("shared + contrastive (HAAV)")
-    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.7), (1, 0.01, 0.7)):
-        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, rate)), "")
-        done(run_folder(tmp_path / "encodings", row.name, seed, rate), outcome(row.name, seed, cider, key=key))
+    for seed, rate, tuning in ((0, 0.001, True), (0, 0.01, True), (0, 0.01, False), (1, 0.01, False)):
+        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, rate, tuning)), "")
+        place = (tuning_folder if tuning else run_folder)(tmp_path / "encodings", row.name, seed, rate)
+        done(place, outcome(row.name, seed, 0.5 + rate, key=key))
     (planned, *_) = plan(session, ["decoders"])
-    assert (planned.row, planned.left, planned.shared) == ("hierarchical (HAAV)", 3, 3), "at the rate chosen there"
+    assert (planned.row, planned.left, planned.shared) == ("hierarchical (HAAV)", 4, 4), "at the rate chosen there"
     assert planned.hours == 0
 
 
@@ -538,15 +563,19 @@ def test_studies_take_the_models_of_other_tables(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Path) -> None:
-    words = ["--out", str(tmp_path), "--seeds", "0", "--rates", "0.01", *TOY]
+    words = ["--out", str(tmp_path), "--seeds", "0", "--rates", "0.001,0.01", *TOY]
     assert main(["reproduce", "main", *words]) == 0
+    tree = json.loads((tmp_path / JSON).read_text())
     for row, encoding in (("haav", "shared"), ("concatenated", "concat_views")):
-        place = tmp_path / "main" / row / "lr-0.01" / "seed-0"
+        (rate,) = [str(each["rate"]) for each in tree["tables"]["main"]["rows"] if each["row"].lower() == row]
+        place = tmp_path / "main" / row / f"lr-{rate}" / "seed-0"
+        assert len(list((tmp_path / "main" / row / "tuning").rglob(RESULT))) == 2
+        assert not list((tmp_path / "main" / row / "tuning").rglob("then")), "the rate is that of the first stage"
         config = (place / "then" / "config.yaml").read_text()
         assert "objective: scst" in config
         assert f"encoding: {encoding}" in config
         result = json.loads((place / RESULT).read_text())
-        assert (result["lr"], result["teraflops"]) == (0.01, 0.0)
+        assert (str(result["lr"]), result["teraflops"]) == (rate, 0.0)
         assert (place / PHOTOS).read_text() == (place / "then" / PHOTOS).read_text()
 
 

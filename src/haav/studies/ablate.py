@@ -48,6 +48,7 @@ from haav.studies.outcomes import (
     photo_scores,
     read_outcome,
     run_folder,
+    tuning_folder,
     write_tables,
 )
 from haav.studies.processes import Clock, Processes, sigterm_interrupts
@@ -86,10 +87,14 @@ def run_grid(
     write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
     processes = Processes(workers)
 
-    def work(row: Row, seed: int, rate: float | None) -> Outcome:
+    def work(row: Row, seed: int, rate: float | None, tuning: bool = False) -> Outcome:
+        settings = grid.settings_of(row, seed, overrides, rate, tuning)
         place = run_folder(folder, row.name, seed, rate)
-        settings = grid.settings_of(row, seed, overrides, rate)
         label = f"{row.name}, seed {seed}" + (f", rate {rate:g}" if rate is not None else "")
+        if tuning and rate is not None:
+            place = tuning_folder(folder, row.name, seed, rate)
+            label += f", {settings['train.epochs']} epochs"
+            row = replace(row, then="")  # the rate is that of the first stage
         try:
             _keep_settings(place, settings)
             done = read_outcome(place)
@@ -113,14 +118,12 @@ def run_grid(
         return done
 
     def work_row(row: Row) -> list[Outcome]:
-        """Try the learning rates with the first seed, then train all seeds with the best."""
-        first, *others = grid.seeds
-        tried = {rate: work(row, first, rate) for rate in grid.rates}
-        rate = best_rate(tried)
-        if rate is None:
-            return [work(row, seed, None) for seed in grid.seeds]
-        report(f"{row.name}: rate {rate:g} is the best on val")
-        return [tried[rate], *(work(row, seed, rate) for seed in others)]
+        """Compare the learning rates in short runs with the first seed, then train all seeds with the best."""
+        rate = next(iter(grid.rates), None)
+        if len(grid.rates) > 1:
+            rate = best_rate({rate: work(row, grid.seeds[0], rate, tuning=True) for rate in grid.rates})
+            report(f"{row.name}: rate {rate:g} is the best on val")
+        return [work(row, seed, rate) for seed in grid.seeds]
 
     with sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
         try:

@@ -54,6 +54,11 @@ def run_folder(folder: Path, row: str, seed: int, rate: float | None = None) -> 
     return folder / slug(row) / (f"lr-{rate:g}" if rate is not None else "") / f"seed-{seed}"
 
 
+def tuning_folder(folder: Path, row: str, seed: int, rate: float) -> Path:
+    """Of a short run that is compared with those of other learning rates"""
+    return folder / slug(row) / "tuning" / f"lr-{rate:g}" / f"seed-{seed}"
+
+
 def read_outcome(place: Path) -> Outcome | None:
     if not (place / RESULT).exists():
         return None
@@ -74,8 +79,11 @@ def best_rate(tried: Mapping[float, Outcome | None]) -> float | None:
 
 
 def chosen_rate(grid: Grid, folder: Path, row: Row) -> float | None:
-    """The best of the learning rates that were tried with the first seed. None until all are tried."""
-    return best_rate({rate: read_outcome(run_folder(folder, row.name, grid.seeds[0], rate)) for rate in grid.rates})
+    """The best of the learning rates in short runs with the first seed. None until all are tried. One needs no runs."""
+    if len(grid.rates) == 1:
+        return grid.rates[0]
+    first = grid.seeds[0]
+    return best_rate({rate: read_outcome(tuning_folder(folder, row.name, first, rate)) for rate in grid.rates})
 
 
 def final_folder(grid: Grid, folder: Path, row: Row, seed: int) -> Path | None:

@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from haav.config import Config, DataConfig
+from haav.config import Config, DataConfig, TrainConfig
 from haav.config.load import read_data, table_names
 from haav.data.mixture import Mixture, load_mixture, parse_sources
 from haav.errors import ConfigError, unknown
@@ -20,7 +18,7 @@ from haav.studies.ablate import config_of, run_key
 from haav.studies.describe import count_parameters
 from haav.studies.grid import Grid, Row, load_grid, with_budget
 from haav.studies.hours import GIGAFLOPS, hours, measured_gigaflops, training_flops
-from haav.studies.outcomes import Outcome, all_outcomes, best_rate, read_outcome, run_folder
+from haav.studies.outcomes import Outcome, all_outcomes, best_rate, read_outcome, run_folder, tuning_folder
 from haav.text import Vocabulary
 from haav.types import ViewSpec
 
@@ -201,39 +199,66 @@ def _plan_row(
     known: set[str],
 ) -> Planned:
     """`finished`: runs of all tables by key. `known`: runs that are planned for rows before this one; it grows."""
-    folder = session.folder(name)
     settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
-
-    def key_of(seed: int, rate: float | None) -> str:
-        train = replace(settled.train, seed=seed, lr=settled.train.lr if rate is None else rate)
-        return run_key(replace(settled, train=train), row.then)
-
-    def own(seed: int, rate: float | None) -> Outcome | None:
-        return read_outcome(run_folder(folder, row.name, seed, rate))
-
-    first, *others = grid.seeds
-    rate = best_rate({each: own(first, each) or finished.get(key_of(first, each)) for each in grid.rates})
-    jobs: list[tuple[int, float | None]] = [(first, each) for each in grid.rates or (None,)]
-    jobs += [(seed, rate or next(iter(grid.rates), None)) for seed in others]
-    outcomes = [own(*job) if job[0] == first or rate or not grid.rates else None for job in jobs]
-    done = [outcome for outcome in outcomes if outcome is not None]
-    left, shared = 0, 0
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        key = key_of(*job)
-        planned = key + str(session.photos(name))
-        if outcome is None and (key in finished or planned in known):
+    jobs = _jobs(session, session.folder(name), grid, row, settled, finished)
+    done = [(job.outcome.minutes, job.share) for job in jobs if job.outcome is not None]
+    left, shared, shares = 0, 0, 0.0
+    for job in jobs:
+        planned = job.key + str(session.photos(name))
+        if job.outcome is None and (job.key in finished or planned in known):
             shared += 1
-        elif outcome is None:
-            left += 1
+        elif job.outcome is None:
+            left, shares = left + 1, shares + job.share
         known.add(planned)
     if (name, row.name) not in session.sizes:
         config = _fit_to_data(session, settled)
         session.sizes[name, row.name] = sum(count_parameters(config).values()), _flops(session, name, config, row)
     parameters, flops = session.sizes[name, row.name]
-    minutes = [outcome.minutes for outcome in done]
-    each_run = float(np.mean(minutes)) / 60 if minutes else hours(flops, speed)
+    minutes, parts = (sum(column) for column in zip(*done, strict=True)) if done else (0.0, 0.0)
+    each_run = minutes / parts / 60 if done else hours(flops, speed)
     reason = "" if session.dry else session.missing(grid, row)
-    return Planned(name, row.name, len(jobs), len(done), shared, left * each_run, parameters, reason)
+    return Planned(name, row.name, len(jobs), len(done), shared, shares * each_run, parameters, reason)
+
+
+@dataclass(frozen=True)
+class _Job:
+    key: str
+    outcome: Outcome | None
+    """None: not done"""
+    share: float
+    """of the epochs of a whole run"""
+
+
+def _jobs(
+    session: Session, folder: Path, grid: Grid, row: Row, settled: Config, finished: Mapping[str, Outcome]
+) -> list[_Job]:
+    """The runs of a row: short ones that compare learning rates, and one per seed"""
+
+    def job(train: TrainConfig, then: str, place: Path | None, share: float) -> _Job:
+        key = run_key(replace(settled, train=train), then)
+        return _Job(key, read_outcome(place) if place is not None else None, share)
+
+    first, short, tried = grid.seeds[0], [], {}
+    if len(grid.rates) > 1:
+        train = config_of(grid.recipe, grid.settings_of(row, first, session.overrides, tuning=True)).train
+        share = train.epochs / settled.train.epochs
+        for rate in grid.rates:
+            place = tuning_folder(folder, row.name, first, rate)
+            short.append(job(replace(train, lr=rate), "", place, share))
+            tried[rate] = short[-1].outcome or finished.get(short[-1].key)
+    chosen = best_rate(tried) if tried else next(iter(grid.rates), None)
+    known = chosen is not None or not grid.rates
+    lr = chosen or next(iter(grid.rates), settled.train.lr)
+    whole = [
+        job(
+            replace(settled.train, seed=seed, lr=lr),
+            row.then,
+            run_folder(folder, row.name, seed, chosen) if known else None,
+            1.0,
+        )
+        for seed in grid.seeds
+    ]
+    return [*short, *whole]
 
 
 def _fit_to_data(session: Session, config: Config) -> Config:

@@ -66,6 +66,9 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
     grid, folder = session.grid(name), session.folder(name)
     outcomes = read_outcomes(grid, folder)
     lines = [f"## {grid.title} (`haav reproduce {name}`)", ""]
+    if len(grid.rates) > 1:
+        rates = ", ".join(f"{rate:g}" for rate in grid.rates)
+        lines += [f"Rates are the best on val after {100 * grid.tuning:g} % of the epochs, of {rates}.", ""]
     curves = mean_curves(grid, outcomes)
     lines += [markdown(table(grid, outcomes)), ""] if outcomes else []
     lines += [_curves(curves), ""] if any(len(curve) > 1 for curve in curves.values()) else []
