@@ -465,6 +465,24 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     _assert_survives_kills(tmp_path, kills=1, flags=["--train.epochs", "4"], seed=1)
 
 
+def test_two_commands_do_not_train_in_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until the first is killed, which leaves nothing to clean up."""
+    run = tmp_path / "run"
+    process = _train_in_a_process(run, "toy", "--train.epochs", "1000", "--out", str(run))
+    try:
+        while process.poll() is None and not (run / "config.yaml").exists():
+            time.sleep(0.01)
+        assert main(["train", "--resume", str(run)]) == 2
+        assert f"another command is training in {run}" in capsys.readouterr().err
+        assert process.poll() is None, "the first goes on"
+    finally:
+        process.kill()
+        process.communicate()
+    step = _steps(run)
+    assert main(["train", "--resume", str(run), "--epochs", "1"]) == 0
+    assert _steps(run) >= step
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["xe", "scst"])
 def test_ten_kills_each_of_cross_entropy_and_self_critical_runs(tmp_path: Path, objective: str) -> None:

@@ -74,13 +74,13 @@ def train(
     """Start a new run in the folder `out`. `init` is a model directory to start from. `say` gets lines about words."""
     files = RunFiles(Path(out))
     fabric = _connect(config)
-    files.claim()
-    setup = prepare(config, files.folder, init, say=say)
-    with closing(setup), closing(files):
-        run = _Run(setup, files, report, fabric)
-        run.save()
-        files.begin(setup.config, setup.vocabulary)
-        return run.go()
+    with closing(files):
+        files.claim()
+        with closing(prepare(config, files.folder, init, say=say)) as setup:
+            run = _Run(setup, files, report, fabric)
+            run.save()
+            files.begin(setup.config, setup.vocabulary)
+            return run.go()
 
 
 def resume(
@@ -92,11 +92,12 @@ def resume(
     if epochs is not None:
         config = override(config, "train", {"epochs": epochs})
     fabric = _connect(config)
-    setup = prepare(config, files.folder, vocabulary=vocabulary)
-    with closing(setup), closing(files):
-        run = _Run(setup, files, report, fabric)
-        run.load()
-        return run.go()
+    with closing(files):
+        files.lock()
+        with closing(prepare(config, files.folder, vocabulary=vocabulary)) as setup:
+            run = _Run(setup, files, report, fabric)
+            run.load()
+            return run.go()
 
 
 class _Run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -12,12 +13,13 @@ from haav import distributed
 from haav.config import Config, to_dict
 from haav.errors import CheckpointError, ConfigError
 from haav.files import json_of, write_atomically, write_together
+from haav.locks import try_lock
 from haav.model.build import load_config
 from haav.plots import new_figure
 from haav.text import Vocabulary
 
 CONFIG, WORDS, METRICS = "config.yaml", "vocabulary.json", "metrics.jsonl"
-CHECKPOINT, BEST, CURVES, BOARD = "checkpoint.safetensors", "best", "curves.png", "tensorboard"
+CHECKPOINT, BEST, CURVES, BOARD, LOCK = "checkpoint.safetensors", "best", "curves.png", "tensorboard", ".lock"
 
 
 class RunFiles:
@@ -25,9 +27,22 @@ class RunFiles:
         self.folder = folder
         self.checkpoint, self.best = folder / CHECKPOINT, folder / BEST
         self._board: Any = None
+        self._lock: IO[bytes] | None = None
+
+    def lock(self) -> None:
+        """Keep other commands from training in this folder until `close`, or until this process ends."""
+        if distributed.rank():
+            return
+        with suppress(OSError):  # a file system without locks
+            self._lock = open(self.folder / LOCK, "ab")  # noqa: SIM115
+            if not try_lock(self._lock):
+                raise ConfigError(
+                    f"another command is training in {self.folder}.\n  Wait until it ends, or stop it: both would "
+                    "write the same files."
+                )
 
     def claim(self) -> None:
-        """Create the folder. Raises ConfigError if it already holds a run."""
+        """Create the folder and lock it. Raises ConfigError if it already holds a run."""
         taken = (self.folder / CONFIG).exists()
         distributed.wait()  # until every process has looked
         if taken:
@@ -36,6 +51,7 @@ class RunFiles:
                 f"  Go on with it: haav train --resume {self.folder}, or name another folder with --out."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock()
 
     def begin(self, config: Config, vocabulary: Vocabulary) -> None:
         """Write config and vocabulary. Call it after the first checkpoint: a folder with a config can be resumed."""
@@ -118,6 +134,9 @@ class RunFiles:
         if self._board:
             self._board.close()
             self._board = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _tensorboard(self) -> Any:
         """The TensorBoard writer, or None if TensorBoard is not installed"""
