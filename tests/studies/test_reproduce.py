@@ -421,6 +421,14 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
     assert (row.done, row.left, row.hours) == (3, 1, pytest.approx((18 + 18 + 90) / (4 / 3) / 60))
 
 
+def test_a_plan_does_not_count_first_stages_that_other_tables_have() -> None:
+    session = Session(Path("nowhere"), seeds=(0,), rates=(0.001,), dry=True, gigaflops=1e-9 / 3600)
+    alone = {row.row: row.hours for row in plan(session, ["main"])}
+    after = {row.row: row.hours for row in plan(session, ["encodings", "main"]) if row.table == "main"}
+    assert alone == {"HAAV": 2.0, "concatenated": 2.0}, "without data each stage counts 1 FLOP, an hour here"
+    assert after == {"HAAV": 1.0, "concatenated": 1.0}, "the self-critical stages"
+
+
 def test_a_plan_of_one_table_shares_what_another_has_done(tmp_path: Path) -> None:
     session = Session(tmp_path, {"data.dataset": "toy"}, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
     grid = session.grid("encodings")
@@ -564,6 +572,7 @@ def test_studies_take_the_models_of_other_tables(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path), "--seeds", "0", "--rates", "0.001,0.01", *TOY]
+    assert main(["reproduce", "noise", *words]) == 0
     assert main(["reproduce", "main", *words]) == 0
     tree = json.loads((tmp_path / JSON).read_text())
     for row, encoding in (("haav", "shared"), ("concatenated", "concat_views")):
@@ -577,6 +586,7 @@ def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Pa
         result = json.loads((place / RESULT).read_text())
         assert (str(result["lr"]), result["teraflops"]) == (rate, 0.0)
         assert (place / PHOTOS).read_text() == (place / "then" / PHOTOS).read_text()
+        assert (place / "config.yaml").exists() == (row != "haav"), "HAAV's first stage was trained for noise"
 
 
 def test_hours_count_a_small_set_as_often_as_an_epoch_goes_through_it() -> None:

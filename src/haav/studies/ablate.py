@@ -52,7 +52,7 @@ from haav.studies.outcomes import (
     write_tables,
 )
 from haav.studies.processes import Clock, Processes, sigterm_interrupts
-from haav.train.run import RunFiles
+from haav.train.run import CONFIG, RunFiles
 
 PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_store"}
 THEN = "then"
@@ -108,9 +108,9 @@ def run_grid(
                 done = _take_over(pool, grid, row, settings, key, place)
             if done is None:
                 report(f"{label}: begins")
-                done = _train(
-                    grid.recipe, row, prepare(settings) if prepare else settings, seed, place, processes, key, label
-                )
+                first = _first_stage(pool, grid, row, settings, place)
+                ready = prepare(settings) if prepare else settings
+                done = _train(grid.recipe, row, ready, seed, place, first, processes, key, label)
         except TrainingError as error:  # reported now, raised when the other rows are done
             report(str(error))
             raise
@@ -163,19 +163,38 @@ def _key(recipe: str, then: str, settings: Mapping[str, str]) -> str:
 
 def _take_over(pool: Path, grid: Grid, row: Row, settings: Mapping[str, str], key: str, place: Path) -> Outcome | None:
     """The result of the same run under another row or grid, copied here"""
+    found = _find(pool, grid.recipe, row.then, settings, key, with_model=grid.study != "train")
+    if found is None:
+        return None
+    other, outcome = found
+    place.mkdir(parents=True, exist_ok=True)
+    for name in (CAPTIONS, PHOTOS):
+        if (other / name).exists():  # captions may be left on another machine
+            shutil.copyfile(other / name, place / name)
+    taken = replace(outcome, row=row.name, run=os.path.relpath(other, place))
+    _save_outcome(taken, place)
+    return taken
+
+
+def _first_stage(pool: Path | None, grid: Grid, row: Row, settings: Mapping[str, str], place: Path) -> Path:
+    """The folder of the first stage of a run with two: that of another table if it is the same, otherwise its own"""
+    key = _key(grid.recipe, "", settings)
+    if pool is None or not row.then or not key or (place / CONFIG).exists():
+        return place
+    found = _find(pool, grid.recipe, "", settings, key, with_model=True)
+    return place if found is None else found[0]
+
+
+def _find(
+    pool: Path, recipe: str, then: str, settings: Mapping[str, str], key: str, with_model: bool
+) -> tuple[Path, Outcome] | None:
+    """A finished run with these settings. On the machine that trained it, its model is there too."""
     for file in sorted(pool.rglob(RESULT)):
         other, outcome = file.parent, read_outcome(file.parent)
-        if outcome is None or outcome.run or not _same_run(other, outcome, grid.recipe, row.then, settings, key):
+        if outcome is None or outcome.run or not _same_run(other, outcome, recipe, then, settings, key):
             continue
-        if grid.study != "train" and not model_folder(other, outcome).exists():
-            continue  # of a result from another machine; the study needs the model
-        place.mkdir(parents=True, exist_ok=True)
-        for name in (CAPTIONS, PHOTOS):
-            if (other / name).exists():  # captions may be left on another machine
-                shutil.copyfile(other / name, place / name)
-        taken = replace(outcome, row=row.name, run=os.path.relpath(other, place))
-        _save_outcome(taken, place)
-        return taken
+        if not with_model or model_folder(other, outcome).exists():
+            return other, outcome
     return None
 
 
@@ -220,25 +239,28 @@ def _train(
     settings: Mapping[str, str],
     seed: int,
     place: Path,
+    first: Path,
     processes: Processes,
     key: str,
     label: str,
 ) -> Outcome:
+    """Train a run and score it. `first` is the folder of its first stage: its own, or one that is done."""
     with Clock(place) as clock:
-        flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        gigabytes = _call(place, place, [recipe, *flags], processes, label)
-        last = place
+        gigabytes, last = 0.0, place
+        if first == place:
+            flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+            gigabytes = _call(place, place, [recipe, *flags], processes, label)
         if row.then:
             # The recipe of the second stage says how it is trained. The rest is as in the first.
-            kept = {name: value for name, value in settings.items() if not name.startswith("train.")}
-            kept["train.seed"] = str(seed)
+            same = ("train.seed", "train.precision")
+            kept = {name: value for name, value in settings.items() if not name.startswith("train.") or name in same}
             flags = [word for name, value in kept.items() for word in (f"--{name}", value)]
             last = place / THEN
-            words = [row.then, "--init", str(RunFiles(place).best), *flags]
+            words = [row.then, "--init", str(RunFiles(first).best), *flags]
             gigabytes = max(gigabytes, _call(last, place, words, processes, label))
     outcome = replace(_score(row.name, seed, last, gigabytes, clock.minutes), key=key)
     if row.then:  # the rate is that of the first stage, and FLOPs are not counted for two
-        outcome = replace(outcome, lr=RunFiles(place).read()[0].train.lr, teraflops=0.0)
+        outcome = replace(outcome, lr=RunFiles(first).read()[0].train.lr, teraflops=0.0)
     for name in (CAPTIONS, PHOTOS) if last != place else ():
         shutil.copyfile(last / name, place / name)
     _save_outcome(outcome, place)
@@ -247,7 +269,7 @@ def _train(
 
 def _call(run: Path, place: Path, words: list[str], processes: Processes, label: str) -> float:
     """Start or resume `haav train`. Returns its peak memory in GB."""
-    resuming = (run / "config.yaml").exists()
+    resuming = (run / CONFIG).exists()
     arguments = ["--resume", str(run)] if resuming else [*words, "--out", str(run)]
     log_file = place.with_suffix(".log")
     with open(log_file, "ab") as log:
@@ -266,7 +288,7 @@ def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
     A run may be here with its results only, copied from another machine.
     """
     file = place.with_suffix(".json")
-    if not file.exists() or not any((place / name).exists() for name in ("config.yaml", RESULT)):
+    if not file.exists() or not any((place / name).exists() for name in (CONFIG, f"{THEN}/{CONFIG}", RESULT)):
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(settings, indent=1)
         write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))

@@ -86,8 +86,8 @@ class Session:
         return {}
 
     @cached_property
-    def sizes(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Table and row → parameters of a model, and FLOPs of a run; filled as they are counted"""
+    def sizes(self) -> dict[tuple[str, str], tuple[int, float, float]]:
+        """Table and row → parameters of a model, and FLOPs of a run's first and second stage; filled as counted"""
         return {}
 
     def grid(self, name: str) -> Grid:
@@ -200,29 +200,38 @@ def _plan_row(
 ) -> Planned:
     """`finished`: runs of all tables by key. `known`: runs that are planned for rows before this one; it grows."""
     settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
-    jobs = _jobs(session, session.folder(name), grid, row, settled, finished)
-    done = [(job.outcome.minutes, job.share) for job in jobs if job.outcome is not None]
-    left, shared, shares = 0, 0, 0.0
-    for job in jobs:
-        planned = job.key + str(session.photos(name))
-        if job.outcome is None and (job.key in finished or planned in known):
-            shared += 1
-        elif job.outcome is None:
-            left, shares = left + 1, shares + job.share
-        known.add(planned)
     if (name, row.name) not in session.sizes:
         config = _fit_to_data(session, settled)
-        session.sizes[name, row.name] = sum(count_parameters(config).values()), _flops(session, name, config, row)
-    parameters, flops = session.sizes[name, row.name]
-    minutes, parts = (sum(column) for column in zip(*done, strict=True)) if done else (0.0, 0.0)
-    each_run = minutes / parts / 60 if done else hours(flops, speed)
+        session.sizes[name, row.name] = sum(count_parameters(config).values()), *_flops(session, name, config, row)
+    parameters, *stages = session.sizes[name, row.name]
+
+    def elsewhere(key: str) -> bool:
+        """Whether another table has that run, or an earlier one will have it"""
+        return key in finished or key + photos in known
+
+    photos, shared = str(session.photos(name)), 0
+    done: list[tuple[float, float]] = []  # hours and FLOPs of each run
+    left: list[float] = []  # FLOPs
+    for job in _jobs(session, session.folder(name), grid, row, settled, finished):
+        flops = job.share * stages[0] + (stages[1] if row.then and job.share == 1 else 0)
+        if job.outcome is not None:
+            done.append((job.outcome.minutes / 60, flops))
+        elif elsewhere(job.key):
+            shared, left = shared + 1, [*left, 0.0]
+        else:
+            left.append(flops - stages[0] if job.key != job.first and elsewhere(job.first) else flops)
+        known |= {job.key + photos, job.first + photos}
+    spent, counted = (sum(column) for column in zip(*done, strict=True)) if done else (0.0, 0.0)
+    estimate = spent / counted * sum(left) if counted else hours(sum(left), speed)
     reason = "" if session.dry else session.missing(grid, row)
-    return Planned(name, row.name, len(jobs), len(done), shared, shares * each_run, parameters, reason)
+    return Planned(name, row.name, len(done) + len(left), len(done), shared, estimate, parameters, reason)
 
 
 @dataclass(frozen=True)
 class _Job:
     key: str
+    first: str
+    """key of its first stage alone"""
     outcome: Outcome | None
     """None: not done"""
     share: float
@@ -235,8 +244,9 @@ def _jobs(
     """The runs of a row: short ones that compare learning rates, and one per seed"""
 
     def job(train: TrainConfig, then: str, place: Path | None, share: float) -> _Job:
-        key = run_key(replace(settled, train=train), then)
-        return _Job(key, read_outcome(place) if place is not None else None, share)
+        config = replace(settled, train=train)
+        outcome = read_outcome(place) if place is not None else None
+        return _Job(run_key(config, then), run_key(config, ""), outcome, share)
 
     first, short, tried = grid.seeds[0], [], {}
     if len(grid.rates) > 1:
@@ -270,17 +280,17 @@ def _fit_to_data(session: Session, config: Config) -> Config:
     return replace(config, model=replace(config.model, views=views, vocabulary_size=words))
 
 
-def _flops(session: Session, name: str, config: Config, row: Row) -> float:
-    """Of one run"""
+def _flops(session: Session, name: str, config: Config, row: Row) -> tuple[float, float]:
+    """Of the first and the second stage of one run"""
     photos = session.photos(name)
     if not photos["train"]:
-        return 0.0  # no data was given
+        return 1.0, 1.0  # no data was given: only the ratio to finished runs counts
     trained = round(photos["train"] * config.data.label_fraction)
-    flops = training_flops(config, trained, photos["val"])
-    if row.then:
-        second = config_of(row.then, {})
-        flops += training_flops(replace(second, model=config.model, contrast=config.contrast), trained, photos["val"])
-    return flops
+    first = training_flops(config, trained, photos["val"])
+    if not row.then:
+        return first, 0.0
+    second = replace(config_of(row.then, {}), model=config.model, contrast=config.contrast)
+    return first, training_flops(second, trained, photos["val"])
 
 
 def check_parameters(session: Session) -> list[str]:
