@@ -52,7 +52,7 @@ from haav.studies.outcomes import (
 )
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
-from haav.studies.trained import study_models
+from haav.studies.trained import Trained, ensemble_file, study_models, study_values
 from haav.studies.verdicts_page import JSON, PAGE, write_page
 from haav.train.run import RunFiles
 
@@ -547,6 +547,19 @@ def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path: Path) -> 
     assert {row["row"]: (row["runs"], row["done"]) for row in cut["tables"]["box"]["rows"]} == dict.fromkeys(
         ("HAAV", "concatenated", "HAAV from the mean", "joint"), (2, 2)
     )
+
+
+def test_an_ensemble_of_other_members_is_measured_again(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0, 1), (Row("a", {}, {}),), study="ensemble")
+    for seed in grid.seeds:
+        done(run_folder(tmp_path, "a", seed), outcome("a", seed, key=f"key {seed}"))
+    members = [Trained.of(grid, tmp_path, grid.rows[0], seed) for seed in grid.seeds]
+    file = ensemble_file(tmp_path, [member for member in members if member is not None])
+    file.parent.mkdir()
+    file.write_text(json.dumps({"ensemble": {"p": 1.0}}))
+    assert study_values(grid, tmp_path) == {0: {"ensemble": {"p": 1.0}}}
+    done(run_folder(tmp_path, "a", 1), outcome("a", 1, key="trained again at another rate"))
+    assert study_values(grid, tmp_path) == {}
 
 
 @pytest.mark.slow

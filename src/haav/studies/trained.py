@@ -7,8 +7,9 @@ views is counted anew, since settings may have changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from haav.config import ModelConfig
 from haav.data.annotations import Photo, load_dataset
 from haav.data.loader import StoredPhotos
 from haav.errors import ConfigError, ImageError, TrainingError
-from haav.files import json_of, write_atomically
+from haav.files import json_of, make_folder, write_atomically
 from haav.inference.captioner import Captioner
 from haav.inference.predict import predict
 from haav.photos.images import load_image
@@ -30,7 +31,7 @@ from haav.studies.ablate import config_of, data_of, model_folder, score_captions
 from haav.studies.control import mask_photo, noised_weights
 from haav.studies.describe import cost, count_parameters, with_equal_views
 from haav.studies.grid import Grid, Row
-from haav.studies.outcomes import final_folder, photo_scores, read_outcome
+from haav.studies.outcomes import RESULT, final_folder, photo_scores, read_outcome
 from haav.train.run import RunFiles
 
 STUDY = "study.json"
@@ -87,7 +88,8 @@ def study_models(
     if grid.study == "growth":
         _write(folder / STUDY, {row.name: growth(grid, row) for row in grid.rows})
     elif grid.study == "ensemble" and len(models) == len(grid.seeds):
-        _once(folder / STUDY, lambda: ensemble(list(models.values()), folder))
+        file = ensemble_file(folder, models.values())
+        _once(file, lambda: ensemble(list(models.values()), file.parent))
     elif grid.study in ("noise", "mask"):
         for seed, model in models.items():
             file = model.place / f"{grid.study}-{STUDY}"
@@ -98,23 +100,29 @@ def study_models(
 
 def study_values(grid: Grid, folder: Path) -> dict[int, Values]:
     """Seed → what the study measured with that model. An ensemble and the growth have one entry."""
-    if grid.study in ("growth", "ensemble"):
-        return {0: _read(folder / STUDY)} if (folder / STUDY).exists() else {}
-    values = {}
-    for seed in grid.seeds:
-        model = Trained.of(grid, folder, grid.rows[0], seed)
-        if model is not None and (model.place / f"{grid.study}-{STUDY}").exists():
-            values[seed] = _read(model.place / f"{grid.study}-{STUDY}")
-    return values
+    trained = {seed: Trained.of(grid, folder, grid.rows[0], seed) for seed in grid.seeds}
+    models = {seed: model for seed, model in trained.items() if model is not None}
+    files = {seed: model.place / f"{grid.study}-{STUDY}" for seed, model in models.items()}
+    if grid.study == "growth":
+        files = {0: folder / STUDY}
+    elif grid.study == "ensemble":
+        files = {0: ensemble_file(folder, models.values())} if len(models) == len(grid.seeds) else {}
+    return {seed: _read(file) for seed, file in files.items() if file.exists()}
+
+
+def ensemble_file(folder: Path, models: Iterable[Trained]) -> Path:
+    """Another one for other members: their learning rate may be tuned again"""
+    keys = "".join(json_of((model.place / RESULT).read_text(encoding="utf-8"))["key"] for model in models)
+    return folder / f"of-{hashlib.sha256(keys.encode()).hexdigest()[:16]}" / STUDY
 
 
 def ensemble(models: list[Trained], folder: Path) -> Values:
-    """CIDEr of each photo: of the ensemble, and of its members on average"""
+    """CIDEr of each photo: of the ensemble, and of its members on average. Its captions are written to the folder."""
     captioner = Captioner.ensemble([model.captioner() for model in models])
-    split = json_of((models[0].place / "result.json").read_text(encoding="utf-8"))["split"]
+    split = json_of((models[0].place / RESULT).read_text(encoding="utf-8"))["split"]
     photos, store = models[0].photos(split)
     captions = {photo: caption.text for photo, caption in predict(captioner, open_store(store), photos, seed=0)}
-    score_captions(captions, {photo.id: photo.captions for photo in photos}, folder)
+    score_captions(captions, {photo.id: photo.captions for photo in photos}, make_folder(folder))
     own = [photo_scores(model.place) for model in models]
     return {
         "ensemble": {photo: 100 * score for photo, score in photo_scores(folder).items()},
