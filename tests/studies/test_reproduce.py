@@ -506,7 +506,8 @@ def test_growth_is_counted_without_data(tmp_path: Path) -> None:
     assert f"| 8 views | {one[0]:.2f}, {one[1]:.2f} |" in page, "one line per number of views, HAAV first"
     assert study["HAAV"]["parameters, 8 views to 1"] == pytest.approx(1)
     assert study["model per view"]["parameters, 8 views to 1"] == pytest.approx(8)
-    reproduce(Session(tmp_path, {"model.d_model": "64"}), ["growth"])
+    reproduce(Session(tmp_path, {"model.d_model": "64", "data.dataset": "toy"}), ["growth"])
+    assert "\nData: toy.\nSettings given: model.d_model 64.\n" in (tmp_path / PAGE).read_text()
     smaller = json.loads((tmp_path / JSON).read_text())["tables"]["growth"]["study"]
     assert smaller["HAAV"]["M parameters of 8"] < one[1], "counted for the settings that are given"
 

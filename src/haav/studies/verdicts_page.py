@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from haav import __version__
+from haav.data.mixture import parse_sources
 from haav.files import write_atomically
+from haav.studies.ablate import PLACES
 from haav.studies.claims import NOT_RUN, Claim, Verdict, judge, load_claims, measure, to_json, verdict_lines
 from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, mean_curves, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
@@ -48,6 +51,7 @@ def write_page(session: Session) -> None:
         f"Hours of all runs together: {spent:.1f} spent, {left:.1f} left. Runs in parallel count each for itself.",
         f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}).",
         "A row is flat if CIDEr on val changes by less than 0.3 in the last fifth of its epochs.",
+        *_given(session),
     ]
     tree: dict[str, Any] = {"version": __version__, "settings": dict(session.overrides)}
     tree["verdicts"] = [to_json(claim, verdict) for claim, verdict in judged]
@@ -59,6 +63,15 @@ def write_page(session: Session) -> None:
     page, data = "\n".join(lines) + "\n", json.dumps(tree, indent=1, ensure_ascii=False)
     write_atomically(session.out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
     write_atomically(session.out / JSON, lambda file: file.write_text(data, encoding="utf-8"))
+
+
+def _given(session: Session) -> list[str]:
+    """The data, by name, and the settings of all runs that were given with flags"""
+    dataset, mixture = session.overrides.get("data.dataset", ""), session.mixture
+    names = ", ".join(Path(source.path).name for source in parse_sources(dataset)) if mixture else dataset
+    counts = f", {len(mixture.train):,} training photos and {len(mixture.val):,} of val" if mixture else ""
+    settings = ", ".join(f"{name} {value}" for name, value in session.overrides.items() if name not in PLACES)
+    return [*([f"Data: {names}{counts}."] if names else []), *([f"Settings given: {settings}."] if settings else [])]
 
 
 def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[list[str], dict[str, Any]]:
