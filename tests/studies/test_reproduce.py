@@ -21,7 +21,7 @@ import pytest
 from haav.cli.main import main
 from haav.config.load import grid_names, table_names
 from haav.errors import ConfigError, TrainingError
-from haav.studies.ablate import config_of, run_grid, run_key
+from haav.studies.ablate import THEN, config_of, run_grid, run_key
 from haav.studies.claims import (
     CONFIRMED,
     LOST,
@@ -48,7 +48,6 @@ from haav.studies.outcomes import (
     read_outcome,
     run_folder,
     table,
-    tuning_folder,
 )
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
@@ -93,7 +92,7 @@ def test_every_grid_builds_the_models_of_its_rows(name: str) -> None:
     assert {row.row for row in planned} == {row.name for row in grid.rows}
     assert len(planned) == len(grid.rows)
     assert all(row.parameters > 10_000 and row.left == row.runs for row in planned)
-    assert planned[0].runs == len(grid.rates) + len(grid.seeds), "short runs that choose the rate, then the seeds"
+    assert planned[0].runs == max(1, len(grid.rates)) + len(grid.seeds) - 1, "rates with one seed, then the others"
 
 
 def test_every_claim_names_rows_of_its_table_once() -> None:
@@ -133,42 +132,24 @@ def test_the_papers_own_settings_have_its_parameter_counts() -> None:
 def test_the_rate_with_the_best_val_is_chosen_once_all_are_tried(tmp_path: Path) -> None:
     row = Row("a", {}, {})
     grid = Grid("", "toy", {}, (0, 1), (row,), rates=(0.001, 0.01))
-    done(tuning_folder(tmp_path, "a", 0, 0.001), outcome("a", 0, curve=[(1, 0.9), (2, 0.5)]))
+    done(run_folder(tmp_path, "a", 0, 0.001), outcome("a", 0, curve=[(1, 0.9), (2, 0.5)]))
     assert chosen_rate(grid, tmp_path, row) is None
     assert final_folder(grid, tmp_path, row, 1) is None
-    done(tuning_folder(tmp_path, "a", 0, 0.01), outcome("a", 0, curve=[(1, 0.6), (2, 0.8)]))
+    done(run_folder(tmp_path, "a", 0, 0.01), outcome("a", 0, curve=[(1, 0.6), (2, 0.8)]))
     assert chosen_rate(grid, tmp_path, row) == 0.001
     assert final_folder(grid, tmp_path, row, 1) == tmp_path / "a" / "lr-0.001" / "seed-1"
-    assert chosen_rate(replace(grid, rates=(0.01,)), tmp_path, row) == 0.01, "one rate needs no tuning"
 
 
-def test_rates_are_compared_in_runs_of_a_fifth_of_the_epochs() -> None:
-    grid = load_grid("labels")
-    flags = {"train.epochs": "30", "train.evaluate_every": "3"}
-    settings = grid.settings_of(grid.row("HAAV 100 %"), 0, flags, 0.001, tuning=True)
-    assert (settings["train.epochs"], settings["train.evaluate_every"], settings["train.lr"]) == ("6", "6", "0.001")
-    settings = grid.settings_of(grid.row("HAAV 40 %"), 0, flags, 0.001, tuning=True)
-    assert settings["train.epochs"] == "15", "a fifth of as many as it has with fewer photos"
-    assert grid.settings_of(grid.row("HAAV 40 %"), 0, flags, 0.001)["train.epochs"] == "75"
-    few = grid.settings_of(grid.row("HAAV 100 %"), 0, {"train.epochs": "2"}, 0.001, tuning=True)
-    assert few["train.epochs"] == "1", "at least one"
-
-
-def test_each_run_is_looked_at_once_and_short_runs_choose_the_rate(tmp_path: Path) -> None:
-    budget = {"train.epochs": "10", "train.evaluate_every": "1"}
-    grid = Grid("", "toy", budget, (0, 1), (Row("a", {}, {}),), rates=(0.001, 0.01))
-    for rate, cider in ((0.001, 0.5), (0.01, 0.625)):
-        done(tuning_folder(tmp_path, "a", 0, rate), outcome("a", 0, cider, lr=rate))
-    for seed, cider in ((0, 0.75), (1, 0.25)):
-        done(run_folder(tmp_path, "a", seed, 0.01), outcome("a", seed, cider, lr=0.01))
+def test_each_run_is_looked_at_once_and_the_first_seed_chooses_the_rate(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0, 1), (Row("a", {}, {}),), rates=(0.001, 0.01))
+    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.75), (1, 0.01, 0.25)):
+        done(run_folder(tmp_path, "a", seed, rate), outcome("a", seed, cider, lr=rate))
     told: list[str] = []
     ciders = [result.scores["CIDEr"] for result in run_grid(grid, tmp_path, {}, report=told.append)]
     assert ciders == [0.75, 0.25]
     assert told == [
-        "a, seed 0, rate 0.001, 2 epochs: CIDEr 50.0 on val",
-        "a, seed 0, rate 0.01, 2 epochs: CIDEr 62.5 on val",
-        "a: rate 0.01 is the best on val",
-        *("a, seed 0, rate 0.01: CIDEr 75.0 on val", "a, seed 1, rate 0.01: CIDEr 25.0 on val"),
+        *("a, seed 0, rate 0.001: CIDEr 50.0 on val", "a, seed 0, rate 0.01: CIDEr 75.0 on val"),
+        *("a: rate 0.01 is the best on val", "a, seed 1, rate 0.01: CIDEr 25.0 on val"),
     ]
 
 
@@ -194,6 +175,14 @@ def test_results_that_were_copied_here_are_not_reused_with_other_settings(tmp_pa
         run_grid(grid, tmp_path, {})
     settings.write_text(json.dumps({"model.d_model": "16", "train.seed": "0"}))
     assert run_grid(grid, tmp_path, {}) == [outcome("a", 0, curve=[[1, 0.4], [2, 0.5]])]
+    assert run_grid(grid, tmp_path, {"train.recompute": "true"}), "it changes no bits"
+    twice = replace(grid, rows=(replace(grid.rows[0], then="flickr8k-scst"),))
+    with pytest.raises(TrainingError, match="the recipe of the second stage None instead of flickr8k-scst"):
+        run_grid(twice, tmp_path, {})
+    settings.write_text(json.dumps({"model.d_model": "16", "train.seed": "0", "then": "flickr8k-scst"}))
+    assert run_grid(twice, tmp_path, {})
+    with pytest.raises(TrainingError, match="the recipe of the second stage flickr8k-scst instead of None"):
+        run_grid(grid, tmp_path, {})
 
 
 def test_a_result_from_another_machine_is_taken_over_if_only_paths_differ(tmp_path: Path) -> None:
@@ -250,6 +239,11 @@ def test_a_study_without_the_model_says_where_to_get_it(tmp_path: Path) -> None:
         study_models(grid, tmp_path, {})
 
 
+def test_recomputed_layers_make_no_other_run() -> None:
+    keys = {run_key(config_of("toy", {"train.recompute": value}), "") for value in ("true", "false")}
+    assert len(keys) == 1
+
+
 def test_photos_without_captions_make_another_run_only_where_they_are_read() -> None:
     alone, named = {"data.dataset": "d"}, {"data.dataset": "d", "data.unlabelled": "u", "data.unlabelled_store": "s"}
     keys = [
@@ -269,8 +263,8 @@ def test_kept_results_are_those_of_runs_as_they_would_be_now() -> None:
     for name in results:
         grid, settings = load_grid(name.split("/")[1]), json.loads(texts[name.replace(f"/{RESULT}", ".json")])
         result = json.loads(texts[name])
-        then = "" if "/tuning/" in name else grid.row(result["row"]).then
-        key = run_key(config_of(grid.recipe, settings), then)
+        settings.pop(THEN, None)
+        key = run_key(config_of(grid.recipe, settings), grid.row(result["row"]).then)
         assert key == result["key"], name
 
 
@@ -408,17 +402,13 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
     session = Session(tmp_path, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
     rows = {(row.table, row.row): row for row in plan(session, ["encodings", "decoders"])}
     haav = rows["encodings", "shared + contrastive (HAAV)"]
-    assert (haav.runs, haav.done, haav.shared) == (4, 0, 0)
-    assert rows["decoders", "hierarchical (HAAV)"].shared == 4, "the same model under another name"
+    assert (haav.runs, haav.done, haav.shared) == (3, 0, 0)
+    assert rows["decoders", "hierarchical (HAAV)"].shared == 3, "the same model under another name"
     assert rows["decoders", "mean"].shared == 0
     for rate in (0.001, 0.01):
-        done(tuning_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=18.0))
+        done(run_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=90.0))
     (row, *_) = plan(session, ["encodings"])
-    # 1 of 6 epochs is a short run here, so a whole one takes six times 18 minutes.
-    assert (row.done, row.left, row.hours) == (2, 2, pytest.approx(2 * 6 * 0.3))
-    done(run_folder(tmp_path / "encodings", haav.row, 1, 0.001), outcome(haav.row, 1, minutes=90.0))
-    (row, *_) = plan(session, ["encodings"])
-    assert (row.done, row.left, row.hours) == (3, 1, pytest.approx((18 + 18 + 90) / (4 / 3) / 60))
+    assert (row.done, row.left, row.hours) == (2, 1, 1.5)
 
 
 def test_a_plan_does_not_count_first_stages_that_other_tables_have() -> None:
@@ -429,16 +419,44 @@ def test_a_plan_does_not_count_first_stages_that_other_tables_have() -> None:
     assert after == {"HAAV": 1.0, "concatenated": 1.0}, "the self-critical stages"
 
 
+def test_hours_of_self_critical_rows_depend_on_where_their_first_stages_are(tmp_path: Path) -> None:
+    session = Session(tmp_path, {"data.dataset": "toy"}, seeds=(0, 1), rates=(0.001,), dry=True, gigaflops=1e-9 / 3600)
+
+    def planned() -> tuple[int, float]:
+        row = plan(session, ["main"])[0]
+        return row.left, row.hours
+
+    assert planned() == (2, 4.0), "two stages, an hour each"
+    grid = session.grid("encodings")
+    row = grid.row("shared + contrastive (HAAV)")
+    for seed in (0, 1):
+        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, 0.001)), "")
+        done(run_folder(tmp_path / "encodings", row.name, seed, 0.001), outcome(row.name, seed, key=key))
+    assert planned() == (2, 4.0), "results of another machine, without the models"
+    for file in list((tmp_path / "encodings").rglob(RESULT)):
+        RunFiles(file.parent).best.mkdir()
+    assert planned() == (2, 2.0)
+    done(run_folder(tmp_path / "main", "HAAV", 0, 0.001), outcome("HAAV", 0, minutes=180.0, first="../there"))
+    assert planned() == (1, 3.0), "the second stage alone took 3 hours"
+    done(run_folder(tmp_path / "main", "HAAV", 0, 0.001), outcome("HAAV", 0, minutes=180.0))
+    assert planned() == (1, 1.5), "both took 3"
+
+
+def test_a_plan_shares_no_first_stage_that_leaves_no_result() -> None:
+    session = Session(Path("nowhere"), seeds=(0,), rates=(0.001,), dry=True, gigaflops=1.0)
+    noise = plan(session, ["main", "noise"])[-1]
+    assert (noise.table, noise.left, noise.shared) == ("noise", 1, 0)
+
+
 def test_a_plan_of_one_table_shares_what_another_has_done(tmp_path: Path) -> None:
     session = Session(tmp_path, {"data.dataset": "toy"}, seeds=(0, 1), rates=(0.001, 0.01), dry=True, gigaflops=1.0)
     grid = session.grid("encodings")
     row = grid.row("shared + contrastive (HAAV)")
-    for seed, rate, tuning in ((0, 0.001, True), (0, 0.01, True), (0, 0.01, False), (1, 0.01, False)):
-        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, rate, tuning)), "")
-        place = (tuning_folder if tuning else run_folder)(tmp_path / "encodings", row.name, seed, rate)
-        done(place, outcome(row.name, seed, 0.5 + rate, key=key))
+    for seed, rate, cider in ((0, 0.001, 0.5), (0, 0.01, 0.7), (1, 0.01, 0.7)):
+        key = run_key(config_of(grid.recipe, grid.settings_of(row, seed, session.overrides, rate)), "")
+        done(run_folder(tmp_path / "encodings", row.name, seed, rate), outcome(row.name, seed, cider, key=key))
     (planned, *_) = plan(session, ["decoders"])
-    assert (planned.row, planned.left, planned.shared) == ("hierarchical (HAAV)", 4, 4), "at the rate chosen there"
+    assert (planned.row, planned.left, planned.shared) == ("hierarchical (HAAV)", 3, 3), "at the rate chosen there"
     assert planned.hours == 0
 
 
@@ -592,8 +610,6 @@ def test_a_second_stage_starts_from_the_first_whatever_the_encoding(tmp_path: Pa
     for row, encoding in (("haav", "shared"), ("concatenated", "concat_views")):
         (rate,) = [str(each["rate"]) for each in tree["tables"]["main"]["rows"] if each["row"].lower() == row]
         place = tmp_path / "main" / row / f"lr-{rate}" / "seed-0"
-        assert len(list((tmp_path / "main" / row / "tuning").rglob(RESULT))) == 2
-        assert not list((tmp_path / "main" / row / "tuning").rglob("then")), "the rate is that of the first stage"
         config = (place / "then" / "config.yaml").read_text()
         assert "objective: scst" in config
         assert f"encoding: {encoding}" in config

@@ -30,6 +30,7 @@ from haav.evaluate.reward import CiderReward
 from haav.generate.beam import BeamSearch
 from haav.generate.rules import Never
 from haav.inference.captioner import Captioner
+from haav.locks import try_lock
 from haav.model.build import load_config
 from haav.model.dropout import Dropout, threshold
 from haav.model.haav import Haav
@@ -42,7 +43,7 @@ from haav.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from haav.train import loop
 from haav.train.checkpoint import Position, load_checkpoint, save_checkpoint
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, StepInput
-from haav.train.run import RunFiles
+from haav.train.run import LOCK, RunFiles
 from haav.train.schedule import build_schedule
 from haav.train.setup import prepare
 from haav.types import Batch, View
@@ -636,7 +637,7 @@ config = load_config(file=find_recipe("toy"), flags=flags_from(list(zip(words[::
 fabric = loop._connect(config)
 setup = prepare(config, out)
 files = RunFiles(out)
-files.claim()
+files.claim(fabric.device)
 files.begin(setup.config, setup.vocabulary)
 run = loop._Run(setup, files, lambda _: None, fabric)
 run.go()
@@ -734,6 +735,20 @@ def test_several_processes_do_what_one_does(tmp_path: Path, ranks: int, objectiv
         assert torch.equal(queue["queue"], queues[0]["queue"])
         assert_close(queue["queue"], alone["queue"], atol=1e-4, rtol=1e-3)
         assert torch.equal(queue["filled"], alone["filled"])
+
+
+@pytest.mark.slow
+def test_each_of_several_processes_ends_where_another_command_trains(tmp_path: Path) -> None:
+    """Otherwise those that did not look at the lock wait for the first for ever."""
+    run, script = tmp_path / "run", tmp_path / "run.py"
+    run.mkdir()
+    script.write_text(RANKS)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(run)]
+    with open(run / LOCK, "ab") as file:
+        assert try_lock(file)
+        ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode
+    assert ended.stderr.count(f"ConfigError: another command is training in {run}") == 2
 
 
 def test_a_run_leaves_no_file_open(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def ablate(
 ) -> int:
     """Train a grid of named runs and write a table of their scores and costs.
 
-    A grid with several learning rates tries them in short runs; the best on val is used for all seeds.
+    A grid with several learning rates tries them with the first seed; the best on val is used for all seeds.
     """
     from haav.studies.ablate import run_grid
     from haav.studies.grid import load_grid, with_budget
@@ -176,7 +176,7 @@ def reproduce(
 ) -> int:
     """Run a table of the paper on your data, and judge the paper's claims.
 
-    Each row tries several learning rates in short runs. The best on val is used for all seeds. The page
+    Each row is trained with several learning rates on the first seed. The best on val is used for all seeds. The page
     reproduce.md and reproduce.json in --out have a verdict per claim, with intervals over seeds and photos, and the
     hours spent and left. Run the same command again after an interruption.
     """

@@ -44,19 +44,21 @@ from haav.studies.outcomes import (
     PHOTOS,
     RESULT,
     Outcome,
+    all_outcomes,
     best_rate,
     photo_scores,
     read_outcome,
     run_folder,
-    tuning_folder,
     write_tables,
 )
 from haav.studies.processes import Clock, Processes, sigterm_interrupts
 from haav.train.run import CONFIG, RunFiles
 
 PLACES = {"data.dataset", "data.store", "data.unlabelled", "data.unlabelled_store"}
+RECOMPUTE = "train.recompute"
+"""changes no bits"""
 THEN = "then"
-"""folder of the second stage, in that of a run"""
+"""folder of the second stage in that of a run, and its recipe in the settings beside it"""
 Prepare = Callable[[Mapping[str, str]], Mapping[str, str]]
 """what is done before a run: takes its settings, and returns them with the paths of what was made"""
 
@@ -87,16 +89,12 @@ def run_grid(
     write_atomically(folder / GRID, lambda file: file.write_text(text, encoding="utf-8"))
     processes = Processes(workers)
 
-    def work(row: Row, seed: int, rate: float | None, tuning: bool = False) -> Outcome:
-        settings = grid.settings_of(row, seed, overrides, rate, tuning)
+    def work(row: Row, seed: int, rate: float | None) -> Outcome:
         place = run_folder(folder, row.name, seed, rate)
+        settings = grid.settings_of(row, seed, overrides, rate)
         label = f"{row.name}, seed {seed}" + (f", rate {rate:g}" if rate is not None else "")
-        if tuning and rate is not None:
-            place = tuning_folder(folder, row.name, seed, rate)
-            label += f", {settings['train.epochs']} epochs"
-            row = replace(row, then="")  # the rate is that of the first stage
         try:
-            _keep_settings(place, settings)
+            _keep_settings(place, settings, row.then)
             done = read_outcome(place)
             key = _key(grid.recipe, row.then, settings)
             if done is not None and not _same_photos(place, done, settings):
@@ -118,12 +116,14 @@ def run_grid(
         return done
 
     def work_row(row: Row) -> list[Outcome]:
-        """Compare the learning rates in short runs with the first seed, then train all seeds with the best."""
-        rate = next(iter(grid.rates), None)
-        if len(grid.rates) > 1:
-            rate = best_rate({rate: work(row, grid.seeds[0], rate, tuning=True) for rate in grid.rates})
-            report(f"{row.name}: rate {rate:g} is the best on val")
-        return [work(row, seed, rate) for seed in grid.seeds]
+        """Try the learning rates with the first seed, then train all seeds with the best."""
+        first, *others = grid.seeds
+        tried = {rate: work(row, first, rate) for rate in grid.rates}
+        rate = best_rate(tried)
+        if rate is None:
+            return [work(row, seed, None) for seed in grid.seeds]
+        report(f"{row.name}: rate {rate:g} is the best on val")
+        return [tried[rate], *(work(row, seed, rate) for seed in others)]
 
     with sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
         try:
@@ -150,7 +150,7 @@ def run_key(config: Config, then: str) -> str:
     if not config.train.unlabelled_batch:
         config = replace(config, data=replace(config.data, unlabelled="", unlabelled_store=""))  # nobody reads them
     settings = to_dict(config)
-    del settings["train"]["recompute"]  # changes no bits
+    del settings["train"][RECOMPUTE.removeprefix("train.")]
     return hashlib.sha256(json.dumps([settings, then], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -189,11 +189,9 @@ def _find(
     pool: Path, recipe: str, then: str, settings: Mapping[str, str], key: str, with_model: bool
 ) -> tuple[Path, Outcome] | None:
     """A finished run with these settings. On the machine that trained it, its model is there too."""
-    for file in sorted(pool.rglob(RESULT)):
-        other, outcome = file.parent, read_outcome(file.parent)
-        if outcome is None or outcome.run or not _same_run(other, outcome, recipe, then, settings, key):
-            continue
-        if not with_model or model_folder(other, outcome).exists():
+    for other, outcome in all_outcomes(pool).items():
+        here = not with_model or model_folder(other, outcome).exists()
+        if here and _same_run(other, outcome, recipe, then, settings, key):
             return other, outcome
     return None
 
@@ -201,7 +199,7 @@ def _find(
 def _same_run(other: Path, outcome: Outcome, recipe: str, then: str, settings: Mapping[str, str], key: str) -> bool:
     """Whether a result is that of a run with these settings. On another machine its data may have had other paths."""
     if outcome.key != key:
-        theirs = _known_settings(other) if other.with_suffix(".json").exists() else {}
+        theirs = _known_settings(other)[0] if other.with_suffix(".json").exists() else {}
         moved = {name: value for name, value in theirs.items() if name not in PLACES}
         moved |= {name: value for name, value in settings.items() if name in PLACES}
         if moved == theirs or outcome.key != _key(recipe, then, theirs) or key != _key(recipe, then, moved):
@@ -251,16 +249,20 @@ def _train(
             flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
             gigabytes = _call(place, place, [recipe, *flags], processes, label)
         if row.then:
-            # The recipe of the second stage says how it is trained. The rest is as in the first.
-            same = ("train.seed", "train.precision")
-            kept = {name: value for name, value in settings.items() if not name.startswith("train.") or name in same}
+            # Its recipe says how the second stage is trained. The model and the data are those of the first.
+            kept = {
+                name: value
+                for name, value in settings.items()
+                if not name.startswith("train.") or name in ("train.seed", "train.precision", RECOMPUTE)
+            }
             flags = [word for name, value in kept.items() for word in (f"--{name}", value)]
             last = place / THEN
             words = [row.then, "--init", str(RunFiles(first).best), *flags]
             gigabytes = max(gigabytes, _call(last, place, words, processes, label))
     outcome = replace(_score(row.name, seed, last, gigabytes, clock.minutes), key=key)
     if row.then:  # the rate is that of the first stage, and FLOPs are not counted for two
-        outcome = replace(outcome, lr=RunFiles(first).read()[0].train.lr, teraflops=0.0)
+        stage = "" if first == place else os.path.relpath(first, place)
+        outcome = replace(outcome, lr=config_of(recipe, settings).train.lr, teraflops=0.0, first=stage)
     for name in (CAPTIONS, PHOTOS) if last != place else ():
         shutil.copyfile(last / name, place / name)
     _save_outcome(outcome, place)
@@ -282,32 +284,33 @@ def _call(run: Path, place: Path, words: list[str], processes: Processes, label:
     return gigabytes
 
 
-def _keep_settings(place: Path, settings: Mapping[str, str]) -> None:
-    """Refuse to resume or reuse a run whose settings have changed. Paths of data may change.
+def _keep_settings(place: Path, settings: Mapping[str, str], then: str) -> None:
+    """Refuse to resume or reuse a run whose settings have changed. Paths of data and what changes no bits may change.
 
     A run may be here with its results only, copied from another machine.
     """
     file = place.with_suffix(".json")
     if not file.exists() or not any((place / name).exists() for name in (CONFIG, f"{THEN}/{CONFIG}", RESULT)):
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(settings, indent=1)
+        text = json.dumps({**settings, THEN: then} if then else settings, indent=1)
         write_atomically(file, lambda new: new.write_text(text, encoding="utf-8"))
         return
-    known = _known_settings(place)
-    names = {*known, *settings} - PLACES
-    differ = sorted(name for name in names if known.get(name) != settings.get(name))
-    if differ:
-        changes = ", ".join(f"{name} {known.get(name)} instead of {settings.get(name)}" for name in differ)
+    known, known_then = _known_settings(place)
+    pairs = {name: (known.get(name), settings.get(name)) for name in sorted({*known, *settings} - PLACES - {RECOMPUTE})}
+    pairs["the recipe of the second stage"] = (known_then or None, then or None)
+    changes = ", ".join(f"{name} {old} instead of {new}" for name, (old, new) in pairs.items() if old != new)
+    if changes:
         raise TrainingError(
             f"{place} was started with other settings: {changes}.\n  Name another --out, or delete {place} and {file}."
         )
 
 
-def _known_settings(place: Path) -> dict[str, str]:
-    """The settings that a run was started with"""
+def _known_settings(place: Path) -> tuple[dict[str, str], str]:
+    """The settings that a run was started with, and the recipe of its second stage"""
     file = place.with_suffix(".json")
     try:
-        return dict(json_of(file.read_text(encoding="utf-8")))
+        known = dict(json_of(file.read_text(encoding="utf-8")))
+        return known, known.pop(THEN, "")
     except (ValueError, TypeError) as error:
         raise TrainingError(
             f"{file} is damaged: {error}. Delete it if the run beside it is the one you want."

@@ -13,7 +13,7 @@ from haav.config.load import find_grid, find_recipe
 from haav.errors import ConfigError, unknown
 
 STUDIES = ("train", "ensemble", "noise", "mask", "growth")
-SHARED = ("recipe", "base", "seeds", "rates", "tuning")
+SHARED = ("recipe", "base", "seeds", "rates")
 """what a grid takes from the one that it is `like`"""
 KEYS = (*SHARED, "fixed", "title", "like", "study", "needs", "reference", "cut_texts", "same_steps", "rows")
 
@@ -39,9 +39,7 @@ class Grid:
     reference: str = ""
     """name of the row that the others are compared with, and that is run first; empty if there is none"""
     rates: tuple[float, ...] = ()
-    """learning rates of which the best is used for all seeds. Empty: that of the recipe"""
-    tuning: float = 0.2
-    """share of the epochs after which learning rates are compared on val, in runs of their own with the first seed"""
+    """learning rates tried with the first seed; the best on val is used for all seeds. Empty: that of the recipe"""
     study: str = "train"
     """what is measured once its rows are trained: their captions, or more (`trained.py`); growth trains nothing"""
     needs: tuple[str, ...] = ()
@@ -65,22 +63,18 @@ class Grid:
         return tuple(sorted(self.rows, key=lambda row: row.name != self.reference))
 
     def settings_of(
-        self, row: Row, seed: int, overrides: Mapping[str, str], rate: float | None = None, tuning: bool = False
+        self, row: Row, seed: int, overrides: Mapping[str, str], rate: float | None = None
     ) -> dict[str, str]:
-        """What a run is trained with. `overrides` replace settings of the grid, but not those of a row.
-
-        `tuning`: in the short runs that compare learning rates
-        """
+        """What a run is trained with. `overrides` replace settings of the grid, but not those of a row."""
         settings = {**self.settings, **overrides, **self.fixed, **row.settings, "train.seed": str(seed)}
         if rate is not None:
             settings["train.lr"] = f"{rate:g}"
         share = float(settings.get("data.label_fraction", 1))
         if self.same_steps and share < 1:
             for name in ("train.epochs", "train.evaluate_every"):
+                if not settings[name].isdigit():
+                    raise ConfigError(f"{name} is a whole number, not '{settings[name]}'.")
                 settings[name] = str(max(1, round(int(settings[name]) / share)))
-        if tuning:
-            epochs = str(max(1, round(int(settings["train.epochs"]) * self.tuning)))
-            settings |= {"train.epochs": epochs, "train.evaluate_every": epochs}
         return settings
 
 
@@ -97,12 +91,11 @@ def load_grid(name: str) -> Grid:
             rows,
             str(tree.get("reference") or ""),
             tuple(float(rate) for rate in tree.get("rates") or ()),
-            study=str(tree.get("study", "train")),
-            needs=tuple(str(need) for need in tree.get("needs") or ()),
-            cut_texts=bool(tree.get("cut_texts", False)),
-            same_steps=bool(tree.get("same_steps", False)),
-            fixed=_dotted(tree.get("fixed") or {}),
-            **({"tuning": float(tree["tuning"])} if "tuning" in tree else {}),
+            str(tree.get("study", "train")),
+            tuple(str(need) for need in tree.get("needs") or ()),
+            bool(tree.get("cut_texts", False)),
+            bool(tree.get("same_steps", False)),
+            _dotted(tree.get("fixed") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{name} is not a grid: {error}. It needs 'recipe' and 'rows' with a 'name' each.") from None
@@ -136,23 +129,17 @@ def _check(grid: Grid, name: str) -> None:
         raise ConfigError(f"{name}: seeds must differ, and there must be at least one.")
     if grid.study not in STUDIES:
         raise ConfigError(f"{name}: " + unknown("study", grid.study, STUDIES))
-    if not 0 < grid.tuning <= 1:
-        raise ConfigError(f"{name}: tuning is a share of the epochs, above 0 and at most 1, not {grid.tuning:g}.")
     if grid.reference:
         grid.row(grid.reference)
-    budget = {"train.epochs", "train.evaluate_every"} <= {*grid.settings, *grid.fixed}
-    for key, wanted in {"same_steps": grid.same_steps, "more than one of 'rates'": len(grid.rates) > 1}.items():
-        if wanted and not budget:
-            raise ConfigError(f"{name}: {key} needs train.epochs and train.evaluate_every in 'base'.")
+    if grid.same_steps and not {"train.epochs", "train.evaluate_every"} <= grid.settings.keys():
+        raise ConfigError(f"{name}: same_steps needs train.epochs and train.evaluate_every in 'base'.")
     for recipe in (grid.recipe, *(row.then for row in grid.rows if row.then)):
         find_recipe(recipe)
 
 
 def with_budget(grid: Grid, seeds: Sequence[int] = (), rates: Sequence[float] = ()) -> Grid:
     """The grid with other seeds and learning rates, where they are given."""
-    chosen = replace(grid, seeds=tuple(seeds) or grid.seeds, rates=tuple(rates) or grid.rates)
-    _check(chosen, grid.title)
-    return chosen
+    return replace(grid, seeds=tuple(seeds) or grid.seeds, rates=tuple(rates) or grid.rates)
 
 
 def to_tree(grid: Grid) -> dict[str, Any]:
@@ -168,7 +155,6 @@ def to_tree(grid: Grid) -> dict[str, Any]:
         "fixed": dict(grid.fixed),
         "seeds": list(grid.seeds),
         "rates": list(grid.rates),
-        "tuning": grid.tuning,
         "study": grid.study,
         "needs": list(grid.needs),
         "reference": grid.reference,

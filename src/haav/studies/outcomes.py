@@ -45,6 +45,8 @@ class Outcome:
     """hash of all settings and paths of data; runs with the same key are the same run"""
     run: str = ""
     """folder of the run that it was taken from; empty: its own"""
+    first: str = ""
+    """folder of the run that is its first stage; empty: its own, or there is none"""
     teraflops: float = 0.0
     """of the whole training, estimated: see `hours.py`"""
 
@@ -52,11 +54,6 @@ class Outcome:
 def run_folder(folder: Path, row: str, seed: int, rate: float | None = None) -> Path:
     """With `rate`, one of the runs that differ in their learning rate."""
     return folder / slug(row) / (f"lr-{rate:g}" if rate is not None else "") / f"seed-{seed}"
-
-
-def tuning_folder(folder: Path, row: str, seed: int, rate: float) -> Path:
-    """Of a short run that is compared with those of other learning rates"""
-    return folder / slug(row) / "tuning" / f"lr-{rate:g}" / f"seed-{seed}"
 
 
 def read_outcome(place: Path) -> Outcome | None:
@@ -79,11 +76,8 @@ def best_rate(tried: Mapping[float, Outcome | None]) -> float | None:
 
 
 def chosen_rate(grid: Grid, folder: Path, row: Row) -> float | None:
-    """The best of the learning rates in short runs with the first seed. None until all are tried. One needs no runs."""
-    if len(grid.rates) == 1:
-        return grid.rates[0]
-    first = grid.seeds[0]
-    return best_rate({rate: read_outcome(tuning_folder(folder, row.name, first, rate)) for rate in grid.rates})
+    """The best of the learning rates that were tried with the first seed. None until all are tried."""
+    return best_rate({rate: read_outcome(run_folder(folder, row.name, grid.seeds[0], rate)) for rate in grid.rates})
 
 
 def final_folder(grid: Grid, folder: Path, row: Row, seed: int) -> Path | None:
@@ -101,10 +95,10 @@ def read_outcomes(grid: Grid, folder: Path) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def all_outcomes(folder: Path) -> list[Outcome]:
-    """Of all runs under a folder that were trained there, those that only chose a learning rate included"""
-    outcomes = [read_outcome(file.parent) for file in sorted(folder.rglob(RESULT))]
-    return [outcome for outcome in outcomes if outcome is not None and not outcome.run]
+def all_outcomes(folder: Path) -> dict[Path, Outcome]:
+    """Folder → outcome, of all runs under a folder that were trained there, also at rates that were not chosen"""
+    outcomes = {file.parent: read_outcome(file.parent) for file in sorted(folder.rglob(RESULT))}
+    return {place: outcome for place, outcome in outcomes.items() if outcome is not None and not outcome.run}
 
 
 def photo_scores(place: Path) -> dict[str, float]:

@@ -8,17 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from haav.config import Config, DataConfig, TrainConfig
+from haav.config import Config, DataConfig
 from haav.config.load import read_data, table_names
 from haav.data.mixture import Mixture, load_mixture, parse_sources
 from haav.errors import ConfigError, unknown
 from haav.photos.sources import PhotoRef
 from haav.store import Store, open_store
-from haav.studies.ablate import config_of, run_key
+from haav.studies.ablate import config_of, model_folder, run_key
 from haav.studies.describe import count_parameters
 from haav.studies.grid import Grid, Row, load_grid, with_budget
 from haav.studies.hours import GIGAFLOPS, hours, measured_gigaflops, training_flops
-from haav.studies.outcomes import Outcome, all_outcomes, best_rate, read_outcome, run_folder, tuning_folder
+from haav.studies.outcomes import Outcome, all_outcomes, best_rate, read_outcome, run_folder
 from haav.text import Vocabulary
 from haav.types import ViewSpec
 
@@ -148,7 +148,7 @@ class Session:
         """GFLOP per second for estimates, and where the figure is from"""
         if self.gigaflops is not None:
             return self.gigaflops, "given with --gflops"
-        measured = measured_gigaflops(all_outcomes(self.out)) if self.out.exists() else None
+        measured = measured_gigaflops(list(all_outcomes(self.out).values())) if self.out.exists() else None
         if measured is not None:
             return measured, "the median of finished runs"
         if self.full:
@@ -178,51 +178,53 @@ class Session:
 
 def plan(session: Session, tables: Sequence[str]) -> list[Planned]:
     """Rows of tables with what is done and left. Builds each model, without its weights."""
-    speed, _ = session.speed
-    finished = {outcome.key: outcome for outcome in all_outcomes(session.out) if outcome.key}
+    finished = _Finished.of(session.out)
     known: set[str] = set()
     planned = []
     for name in tables:
         grid = session.grid(name)
         for row in grid.in_order if grid.study != "growth" else ():
-            planned.append(_plan_row(session, name, grid, row, speed, finished, known))
+            planned.append(_plan_row(session, name, grid, row, finished, known))
     return planned
 
 
-def _plan_row(
-    session: Session,
-    name: str,
-    grid: Grid,
-    row: Row,
-    speed: float,
-    finished: Mapping[str, Outcome],
-    known: set[str],
-) -> Planned:
-    """`finished`: runs of all tables by key. `known`: runs that are planned for rows before this one; it grows."""
+@dataclass(frozen=True)
+class _Finished:
+    """Runs of all tables, by key."""
+
+    outcomes: Mapping[str, Outcome]
+    models: frozenset[str]
+    """those whose model is here too"""
+
+    @classmethod
+    def of(cls, folder: Path) -> _Finished:
+        found = {place: outcome for place, outcome in all_outcomes(folder).items() if outcome.key}
+        models = frozenset(outcome.key for place, outcome in found.items() if model_folder(place, outcome).exists())
+        return cls({outcome.key: outcome for outcome in found.values()}, models)
+
+
+def _plan_row(session: Session, name: str, grid: Grid, row: Row, finished: _Finished, known: set[str]) -> Planned:
+    """`known`: runs that are planned for rows before this one; it grows."""
     settled = config_of(grid.recipe, grid.settings_of(row, grid.seeds[0], session.overrides))
     if (name, row.name) not in session.sizes:
         config = _fit_to_data(session, settled)
         session.sizes[name, row.name] = sum(count_parameters(config).values()), *_flops(session, name, config, row)
-    parameters, *stages = session.sizes[name, row.name]
-
-    def elsewhere(key: str) -> bool:
-        """Whether another table has that run, or an earlier one will have it"""
-        return key in finished or key + photos in known
-
+    parameters, first, second = session.sizes[name, row.name]
     photos, shared = str(session.photos(name)), 0
     done: list[tuple[float, float]] = []  # hours and FLOPs of each run
     left: list[float] = []  # FLOPs
-    for job in _jobs(session, session.folder(name), grid, row, settled, finished):
-        flops = job.share * stages[0] + (stages[1] if row.then and job.share == 1 else 0)
+    for job in _jobs(session.folder(name), grid, row, settled, finished):
+        begun = row.then and (job.first in finished.models or job.first + photos in known)
+        taken = finished.outcomes if grid.study == "train" else finished.models
         if job.outcome is not None:
-            done.append((job.outcome.minutes / 60, flops))
-        elif elsewhere(job.key):
+            done.append((job.outcome.minutes / 60, second if job.outcome.first else first + second))
+        elif job.key in taken or job.key + photos in known:
             shared, left = shared + 1, [*left, 0.0]
         else:
-            left.append(flops - stages[0] if job.key != job.first and elsewhere(job.first) else flops)
-        known |= {job.key + photos, job.first + photos}
+            left.append(second if begun else first + second)
+        known.add(job.key + photos)
     spent, counted = (sum(column) for column in zip(*done, strict=True)) if done else (0.0, 0.0)
-    estimate = spent / counted * sum(left) if counted else hours(sum(left), speed)
+    estimate = spent / counted * sum(left) if counted else hours(sum(left), session.speed[0])
     reason = "" if session.dry else session.missing(grid, row)
     return Planned(name, row.name, len(done) + len(left), len(done), shared, estimate, parameters, reason)
 
@@ -234,41 +236,25 @@ class _Job:
     """key of its first stage alone"""
     outcome: Outcome | None
     """None: not done"""
-    share: float
-    """of the epochs of a whole run"""
 
 
-def _jobs(
-    session: Session, folder: Path, grid: Grid, row: Row, settled: Config, finished: Mapping[str, Outcome]
-) -> list[_Job]:
-    """The runs of a row: short ones that compare learning rates, and one per seed"""
+def _jobs(folder: Path, grid: Grid, row: Row, settled: Config, finished: _Finished) -> list[_Job]:
+    """The runs of a row: a learning rate each with the first seed, and the other seeds"""
 
-    def job(train: TrainConfig, then: str, place: Path | None, share: float) -> _Job:
-        config = replace(settled, train=train)
-        outcome = read_outcome(place) if place is not None else None
-        return _Job(run_key(config, then), run_key(config, ""), outcome, share)
+    def job(seed: int, rate: float | None, known: bool) -> _Job:
+        config = replace(settled, train=replace(settled.train, seed=seed, lr=rate or settled.train.lr))
+        outcome = read_outcome(run_folder(folder, row.name, seed, rate)) if known else None
+        return _Job(run_key(config, row.then), run_key(config, ""), outcome)
 
-    first, short, tried = grid.seeds[0], [], {}
-    if len(grid.rates) > 1:
-        train = config_of(grid.recipe, grid.settings_of(row, first, session.overrides, tuning=True)).train
-        share = train.epochs / settled.train.epochs
-        for rate in grid.rates:
-            place = tuning_folder(folder, row.name, first, rate)
-            short.append(job(replace(train, lr=rate), "", place, share))
-            tried[rate] = short[-1].outcome or finished.get(short[-1].key)
-    chosen = best_rate(tried) if tried else next(iter(grid.rates), None)
-    known = chosen is not None or not grid.rates
-    lr = chosen or next(iter(grid.rates), settled.train.lr)
-    whole = [
-        job(
-            replace(settled.train, seed=seed, lr=lr),
-            row.then,
-            run_folder(folder, row.name, seed, chosen) if known else None,
-            1.0,
-        )
-        for seed in grid.seeds
-    ]
-    return [*short, *whole]
+    seed, *others = grid.seeds
+    tried = {rate: job(seed, rate, known=True) for rate in grid.rates or (None,)}
+    if not grid.rates:
+        return [*tried.values(), *(job(other, None, known=True) for other in others)]
+    chosen = best_rate(
+        {rate: job.outcome or finished.outcomes.get(job.key) for rate, job in tried.items() if rate is not None}
+    )
+    rest = [job(other, chosen or grid.rates[0], known=chosen is not None) for other in others]
+    return [*tried.values(), *rest]
 
 
 def _fit_to_data(session: Session, config: Config) -> Config:

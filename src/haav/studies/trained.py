@@ -111,8 +111,9 @@ def study_values(grid: Grid, folder: Path) -> dict[int, Values]:
 
 
 def ensemble_file(folder: Path, models: Iterable[Trained]) -> Path:
-    """Another one for other members: their learning rate may be tuned again"""
-    keys = "".join(json_of((model.place / RESULT).read_text(encoding="utf-8"))["key"] for model in models)
+    """The file of an ensemble's study. Its name depends on the members, so that others are measured anew."""
+    outcomes = [read_outcome(model.place) for model in models]
+    keys = "".join(outcome.key for outcome in outcomes if outcome is not None)
     return folder / f"of-{hashlib.sha256(keys.encode()).hexdigest()[:16]}" / STUDY
 
 

@@ -43,7 +43,7 @@ def write_page(session: Session) -> None:
     names = session.tables(ALL)
     planned = plan(session, names)
     judged = verdicts(session, planned)
-    spent = sum(outcome.minutes for outcome in all_outcomes(session.out)) / 60
+    spent = sum(outcome.minutes for outcome in all_outcomes(session.out).values()) / 60
     speed, source = session.speed
     left = sum(each.hours for each in planned)
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
@@ -79,9 +79,9 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
     grid, folder = session.grid(name), session.folder(name)
     outcomes = read_outcomes(grid, folder)
     lines = [f"## {grid.title} (`haav reproduce {name}`)", ""]
-    if len(grid.rates) > 1:
+    if len(grid.rates) > 1 and grid.study != "growth":
         rates = ", ".join(f"{rate:g}" for rate in grid.rates)
-        lines += [f"Rates are the best on val after {100 * grid.tuning:g} % of the epochs, of {rates}.", ""]
+        lines += [f"The rate of a row is the best of {rates} on val, with seed {grid.seeds[0]}.", ""]
     curves = mean_curves(grid, outcomes)
     lines += [markdown(table(grid, outcomes)), ""] if outcomes else []
     lines += [_curves(curves), ""] if any(len(curve) > 1 for curve in curves.values()) else []

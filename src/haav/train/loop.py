@@ -75,7 +75,7 @@ def train(
     files = RunFiles(Path(out))
     fabric = _connect(config)
     with closing(files):
-        files.claim()
+        files.claim(fabric.device)
         with closing(prepare(config, files.folder, init, say=say)) as setup:
             run = _Run(setup, files, report, fabric)
             run.save()
@@ -93,7 +93,7 @@ def resume(
         config = override(config, "train", {"epochs": epochs})
     fabric = _connect(config)
     with closing(files):
-        files.lock()
+        files.lock(fabric.device)
         with closing(prepare(config, files.folder, vocabulary=vocabulary)) as setup:
             run = _Run(setup, files, report, fabric)
             run.load()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 import yaml
 
 from haav import distributed
@@ -29,19 +30,20 @@ class RunFiles:
         self._board: Any = None
         self._lock: IO[bytes] | None = None
 
-    def lock(self) -> None:
+    def lock(self, device: torch.device) -> None:
         """Keep other commands from training in this folder until `close`, or until this process ends."""
-        if distributed.rank():
-            return
-        with suppress(OSError):  # a file system without locks
-            self._lock = open(self.folder / LOCK, "ab")  # noqa: SIM115
-            if not try_lock(self._lock):
-                raise ConfigError(
-                    f"another command is training in {self.folder}.\n  Wait until it ends, or stop it: both would "
-                    "write the same files."
-                )
+        taken = False
+        if distributed.rank() == 0:
+            with suppress(OSError):  # a file system without locks
+                self._lock = open(self.folder / LOCK, "ab")  # noqa: SIM115
+                taken = not try_lock(self._lock)
+        if distributed.total(torch.tensor(float(taken), device=device)):  # every process raises
+            raise ConfigError(
+                f"another command is training in {self.folder}.\n"
+                "  Wait until it ends, or stop it: both would write the same files."
+            )
 
-    def claim(self) -> None:
+    def claim(self, device: torch.device) -> None:
         """Create the folder and lock it. Raises ConfigError if it already holds a run."""
         taken = (self.folder / CONFIG).exists()
         distributed.wait()  # until every process has looked
@@ -51,7 +53,7 @@ class RunFiles:
                 f"  Go on with it: haav train --resume {self.folder}, or name another folder with --out."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock()
+        self.lock(device)
 
     def begin(self, config: Config, vocabulary: Vocabulary) -> None:
         """Write config and vocabulary. Call it after the first checkpoint: a folder with a config can be resumed."""
