@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from haav.model.build import load_config
 from haav.studies.ablate import run_grid
 from haav.studies.grid import Grid, Row, load_grid
 from haav.studies.outcomes import Outcome, read_outcome, run_folder, table
-from haav.studies.processes import _environment
+from haav.studies.processes import Processes, _environment
 
 pytest.importorskip("lightning_fabric", reason="needs the train extra")
 TINY = """
@@ -104,6 +105,42 @@ def test_a_row_that_fails_stops_none_of_those_that_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_follows_from_an_item_comes_before_the_other_items() -> None:
+    order: list[str] = []
+    tree = {"a": ["a1", "a2"], "a1": ["a11"], "b": ["b1"]}
+    Processes(1).work_through(["a", "b"], order.append, lambda item, _: tree.get(item, []))
+    assert order == ["a", "a1", "a11", "a2", "b", "b1"]
+
+
+def test_as_many_items_at_once_as_there_are_workers() -> None:
+    both, lock = threading.Barrier(2, timeout=60), threading.Lock()
+    now, most = 0, 0
+
+    def work(item: int) -> None:
+        nonlocal now, most
+        with lock:
+            now, most = now + 1, max(most, now + 1)
+        both.wait()  # not passed by one alone
+        with lock:
+            now -= 1
+
+    Processes(2).work_through(range(6), work, lambda item, _: [])
+    assert most == 2
+
+
+def test_an_item_that_fails_leads_to_nothing_and_stops_no_other() -> None:
+    done: list[str] = []
+
+    def work(item: str) -> None:
+        done.append(item)
+        if item in ("a", "c"):
+            raise TrainingError(f"{item} failed")
+
+    with pytest.raises(TrainingError, match="a failed"):
+        Processes(1).work_through(["a", "b", "c", "d"], work, lambda item, _: [f"{item}1"] if len(item) == 1 else [])
+    assert done == ["a", "b", "b1", "c", "d", "d1"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_grid_leaves_no_training_behind(tmp_path: Path, number: int) -> None:
     """Only the grid gets the signal. Its training saves a checkpoint, and no other run begins."""

@@ -1,6 +1,6 @@
 """Train a grid of named runs that differ in a few settings, and write one table.
 
-Rows are trained one after another or in parallel. Each run is an ordinary `haav train` in its own process, so it can
+Runs are trained one after another or in parallel. Each is an ordinary `haav train` in its own process, so it can
 be interrupted and resumed, and its peak memory is measured separately. A run that has a `result.json` is done and is
 not repeated.
 """
@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -48,6 +47,7 @@ from haav.studies.outcomes import (
     best_rate,
     photo_scores,
     read_outcome,
+    read_outcomes,
     run_folder,
     write_tables,
 )
@@ -61,6 +61,8 @@ THEN = "then"
 """folder of the second stage in that of a run, and its recipe in the settings beside it"""
 Prepare = Callable[[Mapping[str, str]], Mapping[str, str]]
 """what is done before a run: takes its settings, and returns them with the paths of what was made"""
+Run = tuple[Row, int, float | None]
+"""row, seed and learning rate; None: that of the recipe"""
 
 
 def run_grid(
@@ -115,25 +117,26 @@ def run_grid(
         report(f"{label}: CIDEr {100 * done.scores['CIDEr']:.1f} on {done.split}")
         return done
 
-    def work_row(row: Row) -> list[Outcome]:
-        """Try the learning rates with the first seed, then train all seeds with the best."""
-        first, *others = grid.seeds
-        tried = {rate: work(row, first, rate) for rate in grid.rates}
-        rate = best_rate(tried)
-        if rate is None:
-            return [work(row, seed, None) for seed in grid.seeds]
-        report(f"{row.name}: rate {rate:g} is the best on val")
-        return [tried[rate], *(work(row, seed, rate) for seed in others)]
+    first, *others = grid.seeds
+    tried: dict[str, dict[float, Outcome | None]] = {row.name: dict.fromkeys(grid.rates) for row in grid.rows}
 
-    with sigterm_interrupts(), ThreadPoolExecutor(max(1, workers)) as executor:
-        try:
-            parts = [executor.submit(work_row, row) for row in grid.in_order]
-            wait(parts)
-        except KeyboardInterrupt:
-            processes.stop()
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-    outcomes = [outcome for part in parts for outcome in part.result()]
+    def next_runs(run: Run, outcome: Outcome) -> list[Run]:
+        """Once all learning rates of a row are tried, the other seeds with the best"""
+        row, seed, rate = run
+        if rate is None or seed != first:
+            return []
+        tried[row.name][rate] = outcome
+        best = best_rate(tried[row.name])
+        if best is None:
+            return []
+        report(f"{row.name}: rate {best:g} is the best on val")
+        return [(row, other, best) for other in others]
+
+    seeds = [first] if grid.rates else grid.seeds
+    runs = [(row, seed, rate) for row in grid.in_order for seed in seeds for rate in grid.rates or (None,)]
+    with sigterm_interrupts():
+        processes.work_through(runs, lambda run: work(*run), next_runs)
+    outcomes = read_outcomes(grid, folder)
     write_tables(grid, outcomes, folder)
     return outcomes
 

@@ -1,4 +1,5 @@
-"""Trainings in processes of their own: started, timed over all their sessions, and stopped with the command."""
+"""Trainings in processes of their own: started, some at once, timed over all their sessions, and stopped with the
+command."""
 
 from __future__ import annotations
 
@@ -7,22 +8,59 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from haav.files import write_atomically
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Processes:
     """The trainings that run now. Once they are stopped, no other begins."""
 
     def __init__(self, workers: int) -> None:
-        self.environment = _environment(workers)
+        self.workers = max(1, workers)
+        self.environment = _environment(self.workers)
         self.stopped = False
         self._ids: set[int] = set()
         self._lock = threading.Lock()
+
+    def work_through(
+        self,
+        items: Iterable[Item],
+        work: Callable[[Item], Result],
+        following: Callable[[Item, Result], Sequence[Item]],
+    ) -> None:
+        """Work on as many items at once as there are workers. What follows from an item comes before the other items.
+
+        An error stops no other item. The first one is raised when all others are done.
+        """
+        waiting = deque(items)
+        running: dict[Future[Result], Item] = {}
+        errors: list[BaseException] = []
+        with ThreadPoolExecutor(self.workers) as executor:
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self.workers:
+                        item = waiting.popleft()
+                        running[executor.submit(work, item)] = item
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        item, error = running.pop(future), future.exception()
+                        if error is None:
+                            waiting.extendleft(reversed(following(item, future.result())))
+                        else:
+                            errors.append(error)
+            except KeyboardInterrupt:
+                self.stop()  # else the executor would wait for trainings
+                raise
+        if errors:
+            raise errors[0]
 
     def run(self, command: Sequence[str], log: IO[bytes]) -> tuple[int, float]:
         """The exit code of a command, and its peak memory in GB"""
