@@ -17,11 +17,14 @@ shift 2
 tables=("$@")
 [ ${#tables[@]} -gt 0 ] || tables=(all)
 haav=${HAAV:-haav}
+# Two views on Flickr8k. On COCO four, as in the paper: objects, the grid, sentences for the photo and for five crops.
+declare -A looks=([flickr8k]=patches [coco]=patches,patch_objects) texts=([flickr8k]=text_whole [coco]=text_whole,text_five)
 # Budgets: 24 epochs of Flickr8k are 4,488 steps, ten of COCO 5,950. The moving average of the weights is scored, so that curves
 # are smooth enough to tell whether they are flat (2026-11-18-paper-budget.md). bfloat16 needs a CPU with units for it.
 declare -A budgets=(
     [flickr8k]="--train.epochs 24 --train.evaluate_every 3 --train.ema 0.995 --train.precision bf16"
-    [coco]="--train.epochs 10 --train.evaluate_every 1 --train.ema 0.995 --train.precision bf16"
+    [coco]="--train.epochs 10 --train.evaluate_every 1 --train.ema 0.995 --train.precision bf16
+        --data.views patches,patch_objects,text_whole,text_five"
 )
 # Large buffers are kept by the allocator instead of being given back to the kernel after each product.
 export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000
@@ -29,11 +32,11 @@ step() { printf '\n== %s\n' "$*" >&2; }
 # tars SET [COUNT]: its tars, or the first of them
 tars() { find "$data/$1" -name 'images-*.tar' | sort | head -n "${2:-1000}" | paste -sd,; }
 
-# look SET STORE [COUNT]: what CLIP sees of the photos
+# look SET STORE VIEWS [COUNT]: what CLIP sees of the photos
 look() {
     step "$1: what CLIP sees"
-    "$haav" extract --images "$(tars "$1" "${3:-}")" --store "$2" --views patches
-    "$haav" extract --images "$(tars "$1" "${3:-}")" --store "$2" --views patch_regions
+    "$haav" extract --images "$(tars "$1" "${4:-}")" --store "$2" --views "$3"
+    "$haav" extract --images "$(tars "$1" "${4:-}")" --store "$2" --views patch_regions
 }
 
 # retrieve SET [FLAG VALUE …]: a text database of the set's own training captions, a bridge to it, and sentences
@@ -44,13 +47,13 @@ retrieve() {
     [ -e "$folder/texts/manifest.json" ] || "$haav" textdb --out "$folder/texts" --captions "$dataset" "$@"
     [ -e "$folder/bridge/manifest.json" ] || "$haav" bridge --store "$folder/views" --view patch_regions \
         --dataset "$dataset" --textdb "$folder/texts" --out "$folder/bridge" --epochs 20 --folds 3
-    "$haav" extract --images "$(tars "$set")" --store "$folder/views" --views text_whole \
+    "$haav" extract --images "$(tars "$set")" --store "$folder/views" --views "${texts[$set]}" \
         --bridge "$folder/bridge" --textdb "$folder/texts"
 }
 
 # unlabelled: photos of COCO's first three tars with sentences from Flickr8k's captions, for semi-supervised training
 unlabelled() {
-    look coco "$out/unlabelled/views" 3
+    look coco "$out/unlabelled/views" patches 3
     step "COCO's photos with sentences of Flickr8k"
     "$haav" extract --images "$(tars coco 3)" --store "$out/unlabelled/views" --views text_whole \
         --bridge "$out/flickr8k/bridge" --textdb "$out/flickr8k/texts"
@@ -70,7 +73,7 @@ PY
 # reproduce SET TABLE
 reproduce() {
     local set=$1 table=$2 more=() settings=() status=0
-    read -ra settings <<<"${SETTINGS:-${budgets[$set]}}"
+    read -d '' -ra settings <<<"${SETTINGS:-${budgets[$set]}}" || true
     local results=$here/paper-$set.tar.xz
     step "$set: $table"
     if [ ! -e "$out/$set/paper" ] && [ -e "$results" ]; then
@@ -90,12 +93,12 @@ reproduce() {
 }
 
 mkdir -p "$out/flickr8k" "$out/coco"
-look flickr8k "$out/flickr8k/views"
+look flickr8k "$out/flickr8k/views" "${looks[flickr8k]}"
 retrieve flickr8k
 for table in "${tables[@]}"; do
     case $table in
         coco:*)
-            look coco "$out/coco/views"
+            look coco "$out/coco/views" "${looks[coco]}"
             retrieve coco --text "$data/coco/train_captions_without_images.txt" --limit 60000
             reproduce coco "${table#coco:}"
             ;;
