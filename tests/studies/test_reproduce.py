@@ -44,6 +44,7 @@ from haav.studies.outcomes import (
     Outcome,
     chosen_rate,
     final_folder,
+    flatness,
     last_fifth,
     read_outcome,
     run_folder,
@@ -163,6 +164,8 @@ def test_the_last_fifth_is_read_off_the_curve() -> None:
     heads, *lines = table(grid, [outcome(name, 0, curve=curve) for name, curve in curves.items()])
     flat = [(line[heads.index("last fifth")], line[heads.index("flat")]) for line in lines]
     assert flat == [("+0.20", "yes"), ("+1.00", "no"), ("–", "–")]
+    two = [outcome("a", 0, curve=curves["a"]), outcome("a", 1, curve=curves["b"])]
+    assert flatness(two) == ["+0.60 ± 5.08", "no"], "half of 0.8, times Student's 12.706"
 
 
 def test_results_that_were_copied_here_are_not_reused_with_other_settings(tmp_path: Path) -> None:

@@ -172,9 +172,10 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def flatness(outcomes: Sequence[Outcome]) -> list[str]:
-    """Two cells of a row: the change in the last fifth of training, mean over seeds, and whether that is flat"""
-    change = float(np.mean([last_fifth(outcome.curve) for outcome in outcomes]))
-    return ["–", "–"] if np.isnan(change) else [f"{change:+.2f}", "yes" if is_flat(change) else "no"]
+    """Two cells of a row: the change in the last fifth of training with its 95 % interval over seeds, and whether its
+    mean is flat"""
+    change, half = student_interval([last_fifth(outcome.curve) for outcome in outcomes])
+    return ["–", "–"] if np.isnan(change) else [plus_minus(change, half, "+", 2), "yes" if is_flat(change) else "no"]
 
 
 def _difference(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
@@ -188,8 +189,8 @@ def _difference(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> st
     return plus_minus(*student_interval(pairs), "+") if pairs and list(outcomes) != list(reference) else ""
 
 
-def plus_minus(mean: float, half: float, sign: str) -> str:
-    return f"{mean:{sign}.1f}" if np.isnan(half) else f"{mean:{sign}.1f} ± {half:.1f}"
+def plus_minus(mean: float, half: float, sign: str, digits: int = 1) -> str:
+    return f"{mean:{sign}.{digits}f}" + ("" if np.isnan(half) else f" ± {half:.{digits}f}")
 
 
 def mean_curves(grid: Grid, outcomes: Sequence[Outcome]) -> dict[str, list[tuple[int, float]]]:
