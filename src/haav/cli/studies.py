@@ -153,7 +153,7 @@ def ablate(
 
     settings = {flag.removeprefix("--"): value for flag, value in overrides or []}
     chosen = with_budget(load_grid(grid), _numbers(seeds, "--seeds", int), _numbers(rates, "--rates", float))
-    run_grid(chosen, out, settings, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    run_grid(chosen, out, settings, workers, _report)
     print((Path(out) / "table.md").read_text(encoding="utf-8"))
     return 0
 
@@ -201,7 +201,7 @@ def reproduce(
         gflops,
         full,
         dry_run,
-        lambda line: print(line, file=sys.stderr, flush=True),
+        _report,
     )
     tables = session.tables(table or "all")
     if not plan and not dry_run:
@@ -219,6 +219,11 @@ def reproduce(
     if full and not wrong:
         print("The six encoding rows have the parameters that the paper implies.")
     return 1 if wrong else 0
+
+
+def _report(line: str) -> None:
+    sys.stderr.write(f"{line}\n")  # in one write: runs in parallel report too
+    sys.stderr.flush()
 
 
 def _numbers(text: str, flag: str, kind: type[Number]) -> tuple[Number, ...]:

@@ -355,7 +355,8 @@ def score_captions(captions: Mapping[str, str], references: Mapping[str, tuple[s
     """Score captions, and write them with the CIDEr of each to a folder."""
     report = evaluate({photo: captions[photo] for photo in references}, references, skip=SLOW, resamples=1)
     (cider,) = (metric for metric in report.metrics if metric.names == ("CIDEr",))
-    by_photo = dict(zip(references, cider.stats[:, 0].tolist(), strict=True))
+    # Rounded, since these files are copied to other machines.
+    by_photo = dict(zip(references, np.round(cider.stats[:, 0], 5).tolist(), strict=True))
     said, scores = json.dumps(dict(captions)), json.dumps(by_photo)
     write_atomically(place / CAPTIONS, lambda file: file.write_text(said, encoding="utf-8"))
     write_atomically(place / PHOTOS, lambda file: file.write_text(scores, encoding="utf-8"))
