@@ -308,7 +308,7 @@ def test_a_grid_of_fewer_labels_is_not_trained_without_cut_texts(
 def rows_of(mean: float, seeds: int = 3, photos: int = 200, between: float = 0.1) -> Measured:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((seeds, photos)) + between * np.linspace(-1, 1, seeds)[:, None]
-    return Measured(values - values.mean() + mean, "seeds and photos", minutes=30.0)
+    return Measured((values - values.mean() + mean,), "seeds and photos", minutes=30.0)
 
 
 def test_a_claim_is_confirmed_refuted_or_undecided_by_its_interval() -> None:
@@ -327,7 +327,7 @@ def test_an_undecided_claim_names_the_budget_that_would_decide_it() -> None:
     assert 3 < seeds < 20
     assert verdict.hours == pytest.approx((seeds - 3) * 0.5)
     of_photos = np.random.default_rng(0).standard_normal(50)
-    same_for_all_seeds = Measured(np.stack([of_photos - of_photos.mean() + 0.1] * 3), "seeds and photos")
+    same_for_all_seeds = Measured((np.stack([of_photos - of_photos.mean() + 0.1] * 3),), "seeds and photos")
     assert judge(CLAIM, same_for_all_seeds).needed.endswith("photos"), "no number of seeds would do"
     assert judge(CLAIM, rows_of(1e-6, between=1.0)).needed.startswith("more than 100 seeds")
 
@@ -341,9 +341,9 @@ def test_one_seed_decides_nothing_about_training() -> None:
 
 
 def test_what_is_counted_has_no_interval() -> None:
-    verdict = judge(replace(CLAIM, least=0.5), Measured(np.array([[0.96]]), "nothing"))
+    verdict = judge(replace(CLAIM, least=0.5), Measured((np.array([[0.96]]),), "nothing"))
     assert (verdict.verdict, verdict.low, verdict.high) == (CONFIRMED, 0.96, 0.96)
-    assert judge(replace(CLAIM, least=0.5), Measured(np.array([[0.5]]), "nothing")).verdict == REFUTED
+    assert judge(replace(CLAIM, least=0.5), Measured((np.array([[0.5]]),), "nothing")).verdict == REFUTED
 
 
 def test_differences_are_of_shared_seeds_and_photos(tmp_path: Path) -> None:
@@ -354,13 +354,15 @@ def test_differences_are_of_shared_seeds_and_photos(tmp_path: Path) -> None:
         done(run_folder(tmp_path, "b", seed), outcome("b", seed), {"y": 0.125, "x": 0.5})
     measured = measure(CLAIM, grid, tmp_path)
     assert measured is not None
-    assert measured.values.tolist() == [[100.0, 12.5]], "seed 1: x 1.5 - 0.5, y 0.25 - 0.125"
+    assert sum(measured.rows).tolist() == [[100.0, 12.5]], "seed 1: x 1.5 - 0.5, y 0.25 - 0.125"
     assert measured.minutes == 12.0
-    assert measure(replace(CLAIM, against=""), grid, tmp_path).values.shape == (2, 2)
+    (alone,) = measure(replace(CLAIM, against=""), grid, tmp_path).rows
+    assert alone.shape == (2, 2)
     lost = measure(replace(CLAIM, measure=LOST, against=""), grid, tmp_path)
-    assert (lost.values.shape, lost.over) == ((2, 1), "seeds")
+    assert ([row.shape for row in lost.rows], lost.over) == ([(2, 1)], "seeds")
     gains = measure(replace(CLAIM, more_than=("b", "a")), grid, tmp_path)
-    assert gains.values.tolist() == [[200.0, 25.0]], "a - b - (b - a)"
+    assert len(gains.rows) == 4
+    assert (sum(gains.rows).tolist(), gains.value) == ([[200.0, 25.0]], 112.5), "a - b - (b - a)"
     assert gains.minutes == 24.0
     grid = replace(grid, rows=(*grid.rows, Row("c", {}, {})))
     assert measure(replace(CLAIM, row="c"), grid, tmp_path) is None

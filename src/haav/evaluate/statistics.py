@@ -60,50 +60,59 @@ def student(values: int) -> float:
     return STUDENT[min(values - 2, len(STUDENT) - 1)] if values > 1 else float("nan")
 
 
-def bootstrap_seeds_and_photos(differences: Floats, resamples: int, seed: int) -> Floats:
-    """(resamples,): mean differences of resampled seeds and photos, from differences (seeds, photos) of two rows
+def bootstrap_seeds_and_photos(rows: Sequence[Floats], resamples: int, seed: int) -> Floats:
+    """(resamples,): sums of the means of rows (seeds, photos), of resampled seeds and photos
 
-    Seeds are drawn, then photos, the same photos for every seed. A plain bootstrap of three seeds is too narrow: it
-    covers the truth in about 80 % of the cases instead of 95 %. So the deviations of seeds from their mean are
-    stretched first, by the quantile of Student's t over that of the normal distribution, and by sqrt(S / (S - 1)).
-    With one seed this is the plain paired bootstrap over photos.
+    For a difference, the row that is subtracted is given as its negative. Photos are drawn for all rows at once, so
+    rows are paired by photo. Seeds are drawn for each row: the same seed does not make runs of two rows alike.
+
+    A plain bootstrap of three seeds is too narrow: it covers the truth in about 80 % of the cases instead of 95 %. So
+    the deviations of seeds from their mean are stretched first, by sqrt(S / (S - 1)), and by the quantile of Student's
+    t over that of the normal distribution. All rows together give the degrees of freedom: four for two rows of three
+    seeds. With one seed this is the plain paired bootstrap over photos.
     """
-    seeds, photos = differences.shape
-    if seeds > 1:
-        means = differences.mean(axis=1, keepdims=True)
-        stretch = student(seeds) / NORMAL * (seeds / (seeds - 1)) ** 0.5
-        differences = differences + (stretch - 1) * (means - means.mean())
-    by_seed = bootstrap_counts(photos, resamples, seed) @ differences.T / photos
-    drawn: Floats = (by_seed * bootstrap_counts(seeds, resamples, seed + 1)).sum(axis=1) / seeds
+    photos = bootstrap_counts(rows[0].shape[1], resamples, seed) / rows[0].shape[1]
+    quantile = student(1 + sum(len(row) - 1 for row in rows))
+    drawn = np.zeros(resamples)
+    for number, row in enumerate(rows):
+        seeds = len(row)
+        if seeds > 1:
+            means = row.mean(axis=1, keepdims=True)
+            row = row + (quantile / NORMAL * (seeds / (seeds - 1)) ** 0.5 - 1) * (means - means.mean())
+        draws = bootstrap_counts(seeds, resamples, seed + 1 + number)
+        drawn += (photos @ row.T * draws).sum(axis=1) / seeds
     return drawn
 
 
 @dataclass(frozen=True)
 class Components:
-    """Variance of a difference, split into what varies with the seed, with the photo, and with both at once."""
+    """Variance of a sum of rows, split into what varies with the seed, with the photo, and with both at once."""
 
     seed: float
     photo: float
     rest: float
+    rows: int = 1
 
     @classmethod
-    def of(cls, differences: Floats) -> Components:
-        """From differences (seeds, photos), by the mean squares of a two-way table. One seed shows no `seed`."""
-        seeds, photos = differences.shape
-        by_seed, by_photo = differences.mean(axis=1), differences.mean(axis=0)
+    def of(cls, rows: Sequence[Floats]) -> Components:
+        """From rows (seeds, photos), by the mean squares of a two-way table. One seed shows no `seed`."""
+        seeds, photos = rows[0].shape
+        by_photo = np.sum([row.mean(axis=0) for row in rows], axis=0)
+        of_seeds = sum(float(row.mean(axis=1).var(ddof=1)) for row in rows) if seeds > 1 else 0.0
+        of_photos = float(by_photo.var(ddof=1)) if photos > 1 else 0.0
         if seeds < 2 or photos < 2:
-            return cls(
-                float(by_seed.var(ddof=1)) if seeds > 1 else 0.0, float(by_photo.var(ddof=1)) if photos > 1 else 0.0, 0
-            )
-        residual = differences - by_seed[:, None] - by_photo + differences.mean()
-        rest = float((residual**2).sum() / ((seeds - 1) * (photos - 1)))
-        return cls(
-            max(0.0, float(by_seed.var(ddof=1)) - rest / photos),
-            max(0.0, float(by_photo.var(ddof=1)) - rest / seeds),
-            rest,
-        )
+            return cls(of_seeds, of_photos, 0.0, len(rows))
+        rest = sum(_interaction(row) for row in rows)
+        return cls(max(0.0, of_seeds - rest / photos), max(0.0, of_photos - rest / seeds), rest, len(rows))
 
     def half_width(self, seeds: int, photos: int) -> float:
         """Half the width of the 95 % interval that so many seeds and photos would give"""
-        between = student(seeds) ** 2 * (self.seed + self.rest / photos) / seeds if seeds > 1 else 0.0
+        quantile = student(1 + self.rows * (seeds - 1))
+        between = quantile**2 * (self.seed + self.rest / photos) / seeds if seeds > 1 else 0.0
         return float((between + NORMAL**2 * self.photo / photos) ** 0.5)
+
+
+def _interaction(row: Floats) -> float:
+    """Variance of (seeds, photos) that neither seed nor photo explains"""
+    residual = row - row.mean(axis=1, keepdims=True) - row.mean(axis=0) + row.mean()
+    return float((residual**2).sum() / ((row.shape[0] - 1) * (row.shape[1] - 1)))

@@ -50,14 +50,18 @@ class Claim:
 
 @dataclass(frozen=True)
 class Measured:
-    """Differences of two rows, or the values of one."""
+    """What was measured about a claim: the values of each of its rows."""
 
-    values: Floats
-    """(seeds, photos)"""
+    rows: tuple[Floats, ...]
+    """(seeds, photos) each; those that are subtracted are negative"""
     over: str
     """what was drawn at random: "seeds and photos", "photos", "seeds", or "nothing" """
     minutes: float = 0.0
     """of one more seed"""
+
+    @property
+    def value(self) -> float:
+        return float(sum(row.mean() for row in self.rows))
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,11 @@ def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -
     """The verdict on a claim. None is measured while a row is not run."""
     if measured is None:
         return Verdict(NOT_RUN)
-    seeds, photos = measured.values.shape
-    value = float(measured.values.mean())
+    seeds, photos = measured.rows[0].shape
+    value = measured.value
     low, high = value, value
     if measured.over != "nothing":
-        bounds = percentile_interval(bootstrap_seeds_and_photos(measured.values, resamples, seed=0))
+        bounds = percentile_interval(bootstrap_seeds_and_photos(measured.rows, resamples, seed=0))
         low, high = float(bounds[0]), float(bounds[1])
     verdict, needed, hours = UNDECIDED, "", None
     if "seeds" in measured.over and seeds < 2:
@@ -108,9 +112,9 @@ def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -
 
 def budget(measured: Measured, least: float) -> tuple[str, float | None]:
     """Seeds or photos with which the interval would not include `least`, and hours of runs for more seeds"""
-    seeds, photos = measured.values.shape
-    gap = abs(float(measured.values.mean()) - least)
-    parts = Components.of(measured.values)
+    seeds, photos = measured.rows[0].shape
+    gap = abs(measured.value - least)
+    parts = Components.of(measured.rows)
     more_seeds = range(max(2, seeds), MOST_SEEDS + 1) if "seeds" in measured.over else (seeds,)
     more_photos = range(1, MOST_PHOTOS + 1) if "photos" in measured.over else (1,)
     for times in more_photos:
@@ -153,8 +157,8 @@ def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minu
     if not photos:
         return None
     tables = [np.stack([by_photo(row[seed], photos) for seed in seeds]) for row in rows]
-    signed = [sign * table for sign, table in zip((1, -1, -1, 1), tables, strict=False)]
-    return Measured(sum(signed[1:], signed[0]), over, minutes)
+    signed = tuple(sign * table for sign, table in zip((1, -1, -1, 1), tables, strict=False))
+    return Measured(signed, over, minutes)
 
 
 def _trained(grid: Grid, folder: Path, name: str, measure: str) -> dict[int, dict[str, float]]:
