@@ -7,9 +7,9 @@
 # DATA: a folder with flickr8k/ and coco/, each with photos in images-*.tar and captions in Karpathy's JSON
 # OUT: a folder for views and runs; OUT/flickr8k/paper and OUT/coco/paper have the pages
 # TABLE: tables of Flickr8k (default: all); tables of COCO are named coco:TABLE
-# The page is copied to paper-SET.md beside this script. Results of finished runs are kept there in paper-SET.tar.xz, without
-# models and captions. Where OUT has no runs yet, they are unpacked first, so that on another machine a finished run is
-# repeated only where its model is read (studies, second stages).
+# The page and its figure are copied to paper-SET.md and paper-SET.svg beside this script. Results of finished runs are kept
+# there in paper-SET.tar.xz, without models and captions. Where OUT has no runs yet, they are unpacked first, so that on
+# another machine a finished run is repeated only where its model is read (studies, second stages).
 # SETTINGS: settings of all runs instead of the budgets below; WORKERS: runs in parallel (default: 2)
 set -euo pipefail
 data=$1 out=$2 here=$(dirname "$0")
@@ -91,7 +91,9 @@ reproduce() {
     (cd "$out/$set/paper" && find . -name result.json -o -name photos.json -o -name '*study.json' -o -name 'seed-*.json') |
         tar -cJf "$results.part" -C "$out/$set/paper" --sort=name --mtime=@0 --owner=0 --group=0 -T -
     mv "$results.part" "$results"
-    [ ! -e "$out/$set/paper/reproduce.md" ] || cp "$out/$set/paper/reproduce.md" "$here/paper-$set.md"
+    [ ! -e "$out/$set/paper/reproduce.svg" ] || cp "$out/$set/paper/reproduce.svg" "$here/paper-$set.svg"
+    [ ! -e "$out/$set/paper/reproduce.md" ] ||
+        sed "s/(reproduce.svg)/(paper-$set.svg)/" "$out/$set/paper/reproduce.md" >"$here/paper-$set.md"
     return $status
 }
 

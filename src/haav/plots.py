@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from typing import Any
@@ -50,15 +51,58 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: s
     return figure
 
 
-def to_svg(figure: Any, label: str) -> str:
-    """The figure as an SVG element of a page. Its colours are those of the page, light or dark (`palette.css`)."""
+@dataclass(frozen=True)
+class Interval:
+    """A line of `draw_intervals`."""
+
+    label: str
+    kind: str
+    """its colour, named in the legend"""
+    value: float
+    low: float
+    high: float
+    bound: float = 0.0
+    """what the interval is compared with"""
+    other: float | None = None
+    """a figure to compare with, such as the paper's"""
+
+
+def draw_intervals(intervals: Sequence[Interval], kinds: Sequence[str], x: str, other: str) -> Any:
+    """A figure with one interval per line, from top to bottom. `kinds` in the order of the colours; `other`: what the
+    hollow diamonds are."""
+    figure = new_figure(10, 1.2 + 0.3 * len(intervals))
+    axes = figure.subplots()
+    for place, interval in enumerate(intervals):
+        colour = LIGHT[kinds.index(interval.kind)]
+        axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot(interval.value, place, "o", color=colour)
+        axes.plot([interval.bound, interval.bound], [place - 0.4, place + 0.4], color="black", linewidth=1)
+        if interval.other is not None:
+            axes.plot(interval.other, place, "D", color="black", markerfacecolor="none", markersize=5)
+    for index, kind in enumerate(kinds):
+        axes.plot([], [], "o-", color=LIGHT[index], label=kind)
+    axes.plot([], [], "D", color="black", markerfacecolor="none", markersize=5, label=other)
+    axes.set(xlabel=x, ylim=(len(intervals) - 0.4, -0.6))
+    axes.set_yticks(range(len(intervals)), [interval.label for interval in intervals])
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(loc="outside upper right", ncols=len(kinds) + 1, fontsize=8, frameon=False)
+    return figure
+
+
+def svg_file(figure: Any, transparent: bool = False) -> str:
+    """The figure as an SVG document, the same for the same figure. Text stays text."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "haav"}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    svg = buffer.getvalue()
+        figure.savefig(buffer, format="svg", transparent=transparent, metadata=nothing)
+    return buffer.getvalue()
+
+
+def to_svg(figure: Any, label: str) -> str:
+    """The figure as an SVG element of a page. Its colours are those of the page, light or dark (`palette.css`)."""
+    svg = svg_file(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
     for index, colour in enumerate(LIGHT):
         svg = svg.replace(colour, f"var(--v{index})")

@@ -53,7 +53,7 @@ from haav.studies.outcomes import (
 from haav.studies.plan import Session, check_parameters, plan
 from haav.studies.reproduce import reproduce
 from haav.studies.trained import Trained, ensemble_file, study_models, study_values
-from haav.studies.verdicts_page import JSON, PAGE, write_page
+from haav.studies.verdicts_page import FIGURE, JSON, PAGE, write_page
 from haav.train.run import RunFiles
 
 KEPT = Path(__file__).parents[2] / "docs" / "experiments" / "paper-flickr8k.tar.xz"
@@ -473,6 +473,9 @@ def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> Non
             photos = {f"p{index}": cider + 0.001 * index for index in range(30)}
             done(place, outcome(name, seed, cider, lr=0.001), photos)
     write_page(session)
+    figure = (tmp_path / FIGURE).read_text(encoding="utf-8")
+    assert ">HAAV is ahead of concatenated views<" in figure
+    assert ">HAAV is ahead of a model per view<" not in figure, "not run"
     page, tree = (tmp_path / PAGE).read_text(), json.loads((tmp_path / JSON).read_text())
     first = tree["verdicts"][0]
     assert (first["verdict"], first["seeds"], first["photos"]) == (CONFIRMED, 2, 30)
@@ -489,6 +492,7 @@ def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> Non
     assert rows["concatenated"]["curve"] == [[1, pytest.approx(40)], [2, pytest.approx(50)]]
     assert "| CIDEr on val after epoch | 1 | 2 |" in page
     assert "| concatenated | 40.0 | 50.0 |" in page
+    assert f"]({FIGURE})" in page
     assert rows["concatenated"]["left"] == 0
 
 
@@ -522,6 +526,7 @@ def test_growth_is_counted_without_data(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / JSON).read_text())
     judged = {verdict["claim"]: verdict for verdict in tree["verdicts"] if verdict["table"] == "growth"}
     assert len(judged) == 3
+    assert not (tmp_path / FIGURE).exists(), "what is counted has no interval to draw"
     assert all(verdict["verdict"] == CONFIRMED for verdict in judged.values())
     study = tree["tables"]["growth"]["study"]
     one = study["HAAV"]["GFLOP of 8"], study["HAAV"]["M parameters of 8"]

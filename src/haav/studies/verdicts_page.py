@@ -1,4 +1,4 @@
-"""The page and the JSON of `haav reproduce`: verdicts on the paper's claims, hours, and all tables."""
+"""The page, the figure and the JSON of `haav reproduce`: verdicts on the paper's claims, hours, and all tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,26 @@ import numpy as np
 from haav import __version__
 from haav.data.mixture import parse_sources
 from haav.files import write_atomically
+from haav.plots import Interval, draw_intervals, svg_file
 from haav.studies.ablate import PLACES
-from haav.studies.claims import NOT_RUN, Claim, Verdict, judge, load_claims, measure, to_json, verdict_lines
+from haav.studies.claims import (
+    CONFIRMED,
+    NOT_RUN,
+    REFUTED,
+    UNDECIDED,
+    Claim,
+    Verdict,
+    judge,
+    load_claims,
+    measure,
+    to_json,
+    verdict_lines,
+)
 from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, mean_curves, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
 from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, study_values
 
-PAGE, JSON = "reproduce.md", "reproduce.json"
+PAGE, FIGURE, JSON = "reproduce.md", "reproduce.svg", "reproduce.json"
 
 
 def verdicts(session: Session, planned: Sequence[Planned]) -> list[tuple[Claim, Verdict]]:
@@ -39,7 +52,7 @@ def verdicts(session: Session, planned: Sequence[Planned]) -> list[tuple[Claim, 
 
 
 def write_page(session: Session) -> None:
-    """Write `reproduce.md` and `reproduce.json` from what is done."""
+    """Write `reproduce.md`, its figure and `reproduce.json` from what is done."""
     names = session.tables(ALL)
     planned = plan(session, names)
     judged = verdicts(session, planned)
@@ -47,6 +60,9 @@ def write_page(session: Session) -> None:
     speed, source = session.speed
     left = sum(each.hours for each in planned)
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
+    if figure := _figure(judged):
+        write_atomically(session.out / FIGURE, lambda file: file.write_text(figure, encoding="utf-8"))
+        lines += [f"![Our intervals and the paper's figures]({FIGURE})", ""]
     lines += [
         f"Hours of all runs together: {spent:.1f} spent, {left:.1f} left. Runs in parallel count each for itself.",
         f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}).",
@@ -63,6 +79,19 @@ def write_page(session: Session) -> None:
     page, data = "\n".join(lines) + "\n", json.dumps(tree, indent=1, ensure_ascii=False)
     write_atomically(session.out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
     write_atomically(session.out / JSON, lambda file: file.write_text(data, encoding="utf-8"))
+
+
+def _figure(judged: Sequence[tuple[Claim, Verdict]]) -> str:
+    """The intervals of all claims that were sampled, as SVG; empty if there is none"""
+    intervals = []
+    for claim, verdict in judged:
+        value, low, high = verdict.value, verdict.low, verdict.high
+        if verdict.over != "nothing" and value is not None and low is not None and high is not None:
+            intervals.append(Interval(claim.claim, verdict.verdict, value, low, high, claim.least, claim.paper))
+    if not intervals:
+        return ""
+    kinds = (UNDECIDED, REFUTED, CONFIRMED)  # blue, orange, green
+    return svg_file(draw_intervals(intervals, kinds, "points, with 95 % interval", "the paper"))
 
 
 def _given(session: Session) -> list[str]:
