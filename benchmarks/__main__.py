@@ -21,7 +21,7 @@ import torch
 from benchmarks.annotations import annotations
 from benchmarks.backends import backends
 from benchmarks.busy import busy
-from benchmarks.common import end_after, random_captions, release_views
+from benchmarks.common import end_after, random_captions
 from benchmarks.growth import exponent, growth
 from benchmarks.loading import loading
 from benchmarks.operations import operations
@@ -43,6 +43,7 @@ from haav.generate.rules import Ending
 from haav.inference.parallel import side_by_side
 from haav.model.build import build_model, load_config
 from haav.studies.bench import bench, machine, seconds
+from haav.studies.speed import random_views
 from haav.types import View, Views
 
 RESULTS, ONE = Path("bench"), "--one"
@@ -53,7 +54,7 @@ def decoding() -> dict[str, Any]:
     torch.manual_seed(0)
     config = load_config("release")
     model, momentum = (build_model(config.model).eval().requires_grad_(False) for _ in range(2))
-    views = release_views(config, 10)
+    views = random_views(config.model.views, 10)
 
     def ours(n_best: int | None = None) -> Generated:
         with torch.no_grad():
@@ -154,7 +155,7 @@ def length() -> dict[str, Any]:
     torch.manual_seed(0)
     config = load_config("release")
     model = build_model(config.model).eval()
-    views = release_views(config, 10)
+    views = random_views(config.model.views, 10)
     took = {}
     for words in (5, 10, 20):
 

@@ -11,7 +11,6 @@ import torch
 
 from haav.generate.loop import Generated
 from haav.text import EOS
-from haav.types import View
 
 
 def random_captions(photos: int, each: int, seed: int = 0) -> list[list[str]]:
@@ -36,19 +35,6 @@ def end_after(model: Any, write: Callable[[], Generated], words: int) -> None:
     gram = states.T @ states + 1e-2 * torch.eye(states.shape[1])
     with torch.no_grad():
         model.decoder.output.weight[EOS] = torch.linalg.solve(gram, states.T @ wanted)
-
-
-def release_views(config: Any, photos: int) -> dict[str, View]:
-    """Random views of the release's lengths and widths"""
-    return {
-        name: View(
-            torch.randn(photos, spec.max_tokens, spec.dim),
-            torch.ones(photos, spec.max_tokens, dtype=torch.bool),
-            {index: torch.randint(0, size, (photos, spec.max_tokens)) for index, size in spec.indices.items()},
-            torch.rand(photos, spec.max_tokens, 4) if spec.boxes else None,
-        )
-        for name, spec in config.model.views.items()
-    }
 
 
 def peak_gigabytes() -> float:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import release_views
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,6 +15,7 @@ import haav
 from haav.generate.build import build_rules, build_strategy
 from haav.generate.loop import generate
 from haav.model.haav import Haav
+from haav.studies.speed import random_views
 from haav.types import Cache
 
 STEP = 5
@@ -57,7 +57,7 @@ def operations() -> dict[str, Any]:
         for batch in (1, 16):
             torch.manual_seed(0)
             with torch.no_grad():
-                encoded = model.encode(release_views(captioner.config, batch))
+                encoded = model.encode(random_views(captioner.config.model.views, batch))
                 generate(model, encoded, strategy, rules, 12, weighed=1)  # packs the weights
                 parts = _count(model, lambda: generate(model, encoded, strategy, rules, 12, weighed=1))  # noqa: B023
             results[f"beam {beam}, batch {batch}"] = sum(parts.values())

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.common import end_after, peak_gigabytes, release_views
+from benchmarks.common import end_after, peak_gigabytes
 from benchmarks.plain import by_torch, plain_self_critical_loss, plain_training_loss
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,6 +24,7 @@ from haav.model.build import build_contrast, build_model, load_config
 from haav.model.recompute import recompute
 from haav.studies.bench import matmul_rate, seconds
 from haav.studies.describe import FUSED
+from haav.studies.speed import random_views
 from haav.text import BOS, SPECIAL, Vocabulary
 from haav.train.loop import keep_memory
 from haav.train.objectives import CrossEntropy, Learner, Objective, SelfCritical, StepInput
@@ -47,7 +48,7 @@ class Bench:
         if silent:
             sizes = replace(sizes, dropout=0.0, channel_dropout=0.0, token_dropout=0.0, view_dropout=0.0)
         self.ids = tuple(f"p{index}" for index in range(photos))
-        self.views = release_views(self.config, photos)
+        self.views = random_views(self.config.model.views, photos)
         self.captions = torch.randint(len(SPECIAL), sizes.vocabulary_size, (photos, 5, 13))
         self.captions[:, :, 0] = BOS
         self.model = build_model(sizes)

@@ -17,6 +17,7 @@ from haav.config.load import read_data
 from haav.evaluate.statistics import Components, Floats, bootstrap_seeds_and_photos, percentile_interval
 from haav.studies.grid import Grid
 from haav.studies.outcomes import by_photo, final_folder, photo_scores, read_outcome
+from haav.studies.speed import relative
 from haav.studies.trained import study_values
 
 RESAMPLES = 2000
@@ -111,23 +112,24 @@ def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -
 
 
 def budget(measured: Measured, least: float) -> tuple[str, float | None]:
-    """Seeds or photos with which the interval would not include `least`, and hours of runs for more seeds"""
+    """Seeds, photos or rounds with which the interval would not include `least`, and hours of runs for more seeds"""
     seeds, photos = measured.rows[0].shape
+    unit = next((name for name in ("photos", "rounds") if name in measured.over), "")
     gap = abs(measured.value - least)
     parts = Components.of(measured.rows)
     more_seeds = range(max(2, seeds), MOST_SEEDS + 1) if "seeds" in measured.over else (seeds,)
-    more_photos = range(1, MOST_PHOTOS + 1) if "photos" in measured.over else (1,)
+    more_photos = range(1, MOST_PHOTOS + 1) if unit else (1,)
     for times in more_photos:
         for count in more_seeds:
             if parts.half_width(count, times * photos) < gap:
                 # The bootstrap may be a little wider than the components say.
                 count = count + 1 if count == seeds and times == 1 and "seeds" in measured.over else count
                 words = [f"{count} seeds"] if "seeds" in measured.over else []
-                words += [f"{times * photos:,} photos"] if times > 1 else []
+                words += [f"{times * photos:,} {unit}"] if times > 1 else []
                 hours = (count - seeds) * measured.minutes / 60 if "seeds" in measured.over else None
-                return " and ".join(words) or f"a few more than {photos:,} photos", hours
+                return " and ".join(words) or f"a few more than {photos:,} {unit}", hours
     limits = [f"{MOST_SEEDS} seeds"] if "seeds" in measured.over else []
-    limits += [f"{MOST_PHOTOS * photos:,} photos"] if "photos" in measured.over else []
+    limits += [f"{MOST_PHOTOS * photos:,} {unit}"] if unit else []
     return f"more than {' and '.join(limits)}", None
 
 
@@ -139,11 +141,13 @@ def measure(claim: Claim, grid: Grid, folder: Path) -> Measured | None:
         minutes = sum(_minutes(grid, folder, name) for name in claim.rows)
     else:
         values, minutes = study_values(grid, folder), _minutes(grid, folder, grid.rows[0].name)
+        if grid.study == "speed":
+            values = {seed: relative(each, grid.reference) for seed, each in values.items()}
         rows = [
             {seed: _part(each.get(name, {}), grid, claim.measure) for seed, each in values.items()}
             for name in claim.rows
         ]
-        over = {"growth": "nothing", "ensemble": "photos"}.get(grid.study, "seeds and photos")
+        over = {"growth": "nothing", "ensemble": "photos", "speed": "rounds"}.get(grid.study, "seeds and photos")
     return _subtract(rows, over, minutes)
 
 
@@ -211,8 +215,9 @@ def verdict_lines(verdicts: Sequence[tuple[Claim, Verdict]]) -> list[list[str]]:
         ours, over, words = "", "", verdict.verdict
         if verdict.value is not None:
             ours = f"{verdict.value:+.1f} ({verdict.low:+.1f} … {verdict.high:+.1f})"
-            counts = {"seeds": f"{verdict.seeds} seeds", "photos": f"{verdict.photos:,} photos"}
-            over = ", ".join(count for name, count in counts.items() if name in verdict.over) or "counted, not sampled"
+            counts = {"seeds": verdict.seeds, "photos": verdict.photos, "rounds": verdict.photos}
+            drawn = [f"{count:,} {name}" for name, count in counts.items() if name in verdict.over]
+            over = ", ".join(drawn) or "counted, not sampled"
         if verdict.needed:
             words += f" at this budget; would need {verdict.needed}"
         if verdict.hours:

@@ -12,7 +12,9 @@ import yaml
 from haav.config.load import find_grid, find_recipe
 from haav.errors import ConfigError, unknown
 
-STUDIES = ("train", "ensemble", "noise", "mask", "growth")
+STUDIES = ("train", "ensemble", "noise", "mask", "growth", "speed")
+UNTRAINED = ("growth", "speed")
+"""studies of models that are built and not trained"""
 SHARED = ("recipe", "base", "seeds", "rates")
 """what a grid takes from the one that it is `like`"""
 KEYS = (*SHARED, "fixed", "title", "like", "study", "needs", "reference", "cut_texts", "same_steps", "rows")
@@ -41,7 +43,7 @@ class Grid:
     rates: tuple[float, ...] = ()
     """learning rates tried with the first seed; the best on val is used for all seeds. Empty: that of the recipe"""
     study: str = "train"
-    """what is measured once its rows are trained: their captions, or more (`trained.py`); growth trains nothing"""
+    """what is measured once its rows are trained: their captions, or more (`trained.py`)"""
     needs: tuple[str, ...] = ()
     """settings and flags without which it cannot be run"""
     cut_texts: bool = False
@@ -56,6 +58,10 @@ class Grid:
             if row.name == name:
                 return row
         raise ConfigError(unknown("row", name, [row.name for row in self.rows]))
+
+    @property
+    def is_trained(self) -> bool:
+        return self.study not in UNTRAINED
 
     @property
     def in_order(self) -> tuple[Row, ...]:

@@ -157,7 +157,7 @@ class Session:
 
     def missing(self, grid: Grid, row: Row) -> str:
         """Why a row cannot be run with what was given"""
-        if grid.study == "growth":
+        if not grid.is_trained:
             return ""
         given = {**self.overrides, **({"images": "given"} if self.images else {})}
         toy = grid.settings_of(row, 0, self.overrides).get("data.dataset") == "toy"
@@ -183,7 +183,7 @@ def plan(session: Session, tables: Sequence[str]) -> list[Planned]:
     planned = []
     for name in tables:
         grid = session.grid(name)
-        for row in grid.in_order if grid.study != "growth" else ():
+        for row in grid.in_order if grid.is_trained else ():
             planned.append(_plan_row(session, name, grid, row, finished, known))
     return planned
 

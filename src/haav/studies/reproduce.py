@@ -58,6 +58,6 @@ def _run(session: Session, name: str, grid: Grid) -> None:
 
     if grid.study == "growth":
         grid = replace(grid, settings={**grid.settings, **session.overrides})
-    else:
+    if grid.is_trained:
         run_grid(grid, folder, session.overrides, session.workers, session.report, session.out, prepare)
     study_models(grid, folder, session.images, session.report)

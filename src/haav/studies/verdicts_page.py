@@ -28,8 +28,10 @@ from haav.studies.claims import (
     to_json,
     verdict_lines,
 )
+from haav.studies.grid import Grid
 from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, mean_curves, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
+from haav.studies.speed import Seconds, relative
 from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, study_values
 
 PAGE, FIGURE, JSON = "reproduce.md", "reproduce.svg", "reproduce.json"
@@ -82,11 +84,11 @@ def write_page(session: Session) -> None:
 
 
 def _figure(judged: Sequence[tuple[Claim, Verdict]]) -> str:
-    """The intervals of all claims that were sampled, as SVG; empty if there is none"""
+    """The intervals of all claims on what models do, as SVG; empty if there is none"""
     intervals = []
     for claim, verdict in judged:
         value, low, high = verdict.value, verdict.low, verdict.high
-        if verdict.over != "nothing" and value is not None and low is not None and high is not None:
+        if verdict.over not in ("nothing", "rounds") and value is not None and low is not None and high is not None:
             intervals.append(Interval(claim.claim, verdict.verdict, value, low, high, claim.least, claim.paper))
     if not intervals:
         return ""
@@ -108,7 +110,7 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
     grid, folder = session.grid(name), session.folder(name)
     outcomes = read_outcomes(grid, folder)
     lines = [f"## {grid.title} (`haav reproduce {name}`)", ""]
-    if len(grid.rates) > 1 and grid.study != "growth":
+    if len(grid.rates) > 1 and grid.is_trained:
         rates = ", ".join(f"{rate:g}" for rate in grid.rates)
         lines += [f"The rate of a row is the best of {rates} on val, with seed {grid.seeds[0]}.", ""]
     curves = mean_curves(grid, outcomes)
@@ -143,11 +145,16 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
         cells = [
             [row, *(f"{each[row]['mean']:.2f}" if row in each else "–" for each in study.values())] for row in names
         ]
-        lines += [markdown([heads, *cells])] if grid.study != "growth" else [_growth(values[0])]
+        if grid.study == "growth":
+            lines += [_growth(values[0])]
+        elif grid.study == "speed":
+            lines += [_speed(grid, values[0])]
+        else:
+            lines += [markdown([heads, *cells])]
     return lines, {
         "title": grid.title,
         "rows": rows,
-        "study": values[0] if grid.study == "growth" and values else study,
+        "study": study if grid.is_trained or not values else values[0],
     }
 
 
@@ -175,3 +182,15 @@ def _growth(values: Mapping[str, Mapping[str, float]]) -> str:
         lines.append([f"{count} views", *(f"{flops:.2f}, {parameters:.2f}" for flops, parameters in pairs)])
     rest = [head for head in heads if not head.startswith((GIGAFLOPS_OF, PARAMETERS_OF))]
     return markdown([*lines, *([head, *(f"{each[head]:.2f}" for each in values.values())] for head in rest)])
+
+
+def _speed(grid: Grid, seconds: Seconds) -> str:
+    """Steps per second of each row, and its step beside that of the reference; medians over rounds"""
+    percent = relative(seconds, grid.reference)
+    lines = [["", "steps/s", f"step, % of {grid.reference}", "paper steps/s", "paper step, %"]]
+    for row in grid.rows:
+        paper, first = row.paper["steps/s"], grid.row(grid.reference).paper["steps/s"]
+        ours = 1 / np.median(list(seconds[row.name].values()))
+        step = np.median(list(percent[row.name].values()))
+        lines.append([row.name, f"{ours:.2f}", f"{step:.0f}", f"{paper:g}", f"{100 * first / paper:.0f}"])
+    return markdown(lines)

@@ -218,13 +218,9 @@ class _Run:
 
     @torch.no_grad()
     def _after_step(self, keys: list[Tensor]) -> None:
-        contrast, model = self.setup.learner.contrast, self.setup.model
-        if contrast is not None:
-            for part in keys:
-                contrast.enqueue(distributed.gather(part))
-            contrast.follow(model.encoding)  # type: ignore[arg-type]
+        self.setup.learner.after_step(keys)
         if self.ema is not None:
-            for old, new in zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True):
+            for old, new in zip(self.ema.state_dict().values(), self.setup.model.state_dict().values(), strict=True):
                 old.lerp_(new, 1 - self.config.ema) if old.is_floating_point() else old.copy_(new)
 
     def _skip(self, losses: dict[str, float]) -> None:

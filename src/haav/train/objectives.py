@@ -182,3 +182,12 @@ class Learner(nn.Module):
             named["distance"] = [distance.detach()]
         means = {name: torch.stack(values).mean() for name, values in named.items()}
         return {"loss": torch.stack(total).sum(), **means}, keys
+
+    @torch.no_grad()
+    def after_step(self, keys: list[Tensor]) -> None:
+        """Enqueue the keys of all processes, and let the momentum encoder follow."""
+        if self.contrast is None:
+            return
+        for part in keys:
+            self.contrast.enqueue(distributed.gather(part))
+        self.contrast.follow(self.model.encoding)  # type: ignore[arg-type]

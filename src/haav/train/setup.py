@@ -127,19 +127,13 @@ def prepare(
         vocabulary = Vocabulary.build(mixture.sentences, data.min_count)
         config = _without_start(_with_makers(_fit_to_data(config, store, vocabulary), store))
         model = build_model(config.model)
-    contrast: MomentumContrast | None = None
-    if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
-        contrast = build_contrast(model.encoding, config.model, config.contrast)
-    objective = _objective(config, vocabulary, mixture)
     views = tuple(config.model.views)
     longest = config.decode.max_words - 1
     base = _base(config, mixture, store, out, vocabulary)
     start = None if base is None else Start(model, known_words, config.train.keep_weight)
-    learner = Learner(model, contrast, objective, config.train.contrast_weight, start)
-    if config.train.recompute:
-        recompute(learner.model)
+    learner = build_learner(config, model, _objective(config, vocabulary, mixture), start)
     further = _unlabelled(config, mixture, store, views)
-    if further is not None and contrast is None:
+    if further is not None and learner.contrast is None:
         raise ConfigError("photos without captions teach the contrastive loss only, and it is off: nothing to do.")
     labelled = StoredPhotos(store, views, mixture.train, vocabulary, longest, config.made_by, mixture.weights)
     return Setup(
@@ -154,6 +148,16 @@ def prepare(
         store,
         _fingerprint(config, vocabulary, mixture, further, base),
     )
+
+
+def build_learner(config: Config, model: Haav | Ensemble, objective: Objective, start: Start | None = None) -> Learner:
+    """All that is trained: the model, and the contrastive head where the config asks for it"""
+    contrast: MomentumContrast | None = None
+    if config.contrast.enabled and config.train.contrast_weight and isinstance(model, Haav):
+        contrast = build_contrast(model.encoding, config.model, config.contrast)
+    if config.train.recompute:
+        recompute(model)
+    return Learner(model, contrast, objective, config.train.contrast_weight, start)
 
 
 def _save_novelty(out: Path, novelty: Novelty | None) -> None:
