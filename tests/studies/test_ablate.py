@@ -147,7 +147,12 @@ def test_an_interrupted_grid_leaves_no_training_behind(tmp_path: Path, number: i
     (tmp_path / "grid.yaml").write_text(TINY.replace("epochs: 2", "epochs: 2000"))
     words = ["ablate", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--seeds", "0,1"]
     with open(tmp_path / "told", "w") as told:
-        process = subprocess.Popen([sys.executable, "-m", "haav", *words], stderr=told, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "haav", *words],
+            stderr=told,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if make runs in the background
+        )
     try:
         deadline = time.monotonic() + 600
         place = tmp_path / "out" / "mean-of-views" / "seed-0"
@@ -156,7 +161,7 @@ def test_an_interrupted_grid_leaves_no_training_behind(tmp_path: Path, number: i
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(number)
-        assert process.wait() == 130
+        assert process.wait(timeout=300) == 130
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
     finally:
