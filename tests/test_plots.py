@@ -44,7 +44,7 @@ def test_the_same_figure_gives_the_same_text() -> None:
 
 def test_intervals_are_drawn_from_top_to_bottom_in_the_colour_of_their_kind() -> None:
     rows = [Interval("first", "yes", 2.0, 1.0, 4.0, bound=0.5), Interval("second", "no", -3.0, -5.0, 2.0, other=7.0)]
-    figure = draw_intervals(rows, ("no", "yes"), "points", "theirs")
+    figure = draw_intervals(rows, ("no", "yes"), "points", "bound", "theirs")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
     low, high = axes.get_ylim()
@@ -56,7 +56,7 @@ def test_intervals_are_drawn_from_top_to_bottom_in_the_colour_of_their_kind() ->
     assert drawn[3] == ([-5.0, 2.0], {1}, LIGHT[0])
     assert drawn[6][0] == [7.0], "the figure to compare with; the first has none"
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["no", "yes", "theirs"]
-    again = draw_intervals(rows, ("no", "yes"), "points", "theirs")
+    assert [text.get_text() for text in legend.get_texts()] == ["no", "yes", "bound", "theirs"]
+    again = draw_intervals(rows, ("no", "yes"), "points", "bound", "theirs")
     assert svg_file(figure) == svg_file(again), "the same bytes each time"
     assert ">second<" in svg_file(figure)

@@ -15,9 +15,13 @@ from haav.errors import ConfigError
 from haav.palette import LIGHT
 
 
+def is_installed() -> bool:
+    return find_spec("matplotlib") is not None
+
+
 def check_installed(what: str) -> None:
     """Check before long work that its figure `what` can be drawn at the end."""
-    if find_spec("matplotlib") is None:
+    if not is_installed():
         raise ConfigError(f'drawing {what} needs matplotlib.\n  pip install "haav[plots]"')
 
 
@@ -67,9 +71,9 @@ class Interval:
     """a figure to compare with, such as the paper's"""
 
 
-def draw_intervals(intervals: Sequence[Interval], kinds: Sequence[str], x: str, other: str) -> Any:
-    """A figure with one interval per line, from top to bottom. `kinds` in the order of the colours; `other`: what the
-    hollow diamonds are."""
+def draw_intervals(intervals: Sequence[Interval], kinds: Sequence[str], x: str, bound: str, other: str) -> Any:
+    """A figure with one interval per line, from top to bottom. `kinds` in the order of the colours; `bound`: what the
+    ticks are, `other`: what the hollow diamonds are."""
     figure = new_figure(10, 1.2 + 0.3 * len(intervals))
     axes = figure.subplots()
     for place, interval in enumerate(intervals):
@@ -81,11 +85,12 @@ def draw_intervals(intervals: Sequence[Interval], kinds: Sequence[str], x: str, 
             axes.plot(interval.other, place, "D", color="black", markerfacecolor="none", markersize=5)
     for index, kind in enumerate(kinds):
         axes.plot([], [], "o-", color=LIGHT[index], label=kind)
+    axes.plot([], [], "|", color="black", markersize=9, label=bound)
     axes.plot([], [], "D", color="black", markerfacecolor="none", markersize=5, label=other)
     axes.set(xlabel=x, ylim=(len(intervals) - 0.4, -0.6))
-    axes.set_yticks(range(len(intervals)), [interval.label for interval in intervals])
+    axes.set_yticks(range(len(intervals)), [interval.label for interval in intervals], fontsize=8)
     axes.grid(alpha=0.3, axis="x")
-    figure.legend(loc="outside upper right", ncols=len(kinds) + 1, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(kinds) + 2, fontsize=8, frameon=False)
     return figure
 
 

@@ -177,8 +177,8 @@ def reproduce(
     """Run a table of the paper on your data, and judge the paper's claims.
 
     Each row is trained with several learning rates on the first seed. The best on val is used for all seeds. The page
-    reproduce.md and reproduce.json in --out have a verdict per claim, with intervals over seeds and photos, and the
-    hours spent and left. Run the same command again after an interruption.
+    reproduce.md, its figure reproduce.svg and reproduce.json in --out have a verdict per claim, with intervals over
+    seeds and photos, and the hours spent and left. Run the same command again after an interruption.
     """
     from haav.photos import sources
     from haav.studies.outcomes import markdown

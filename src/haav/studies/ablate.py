@@ -81,6 +81,8 @@ def run_grid(
     check_installed("the curves of a grid")
     if grid.rates and "train.lr" in overrides:
         raise ConfigError("--train.lr is given, but this grid tries several rates.\n  Name them: --rates 3e-4,1e-3")
+    if not grid.is_trained:
+        raise ConfigError(f"the rows of '{grid.title}' are not trained.\n  Run it with: haav reproduce {grid.study}")
     if grid.cut_texts and prepare is None:
         raise ConfigError(
             "text views of this grid are made from the labels that each row keeps.\n"

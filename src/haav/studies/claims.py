@@ -17,8 +17,8 @@ from haav.config.load import read_data
 from haav.evaluate.statistics import Components, Floats, bootstrap_seeds_and_photos, percentile_interval
 from haav.studies.grid import Grid
 from haav.studies.outcomes import by_photo, final_folder, photo_scores, read_outcome
-from haav.studies.speed import relative
-from haav.studies.trained import study_values
+from haav.studies.speed import read_speed
+from haav.studies.trained import STUDY, study_values
 
 RESAMPLES = 2000
 MOST_SEEDS, MOST_PHOTOS = 100, 100
@@ -54,9 +54,9 @@ class Measured:
     """What was measured about a claim: the values of each of its rows."""
 
     rows: tuple[Floats, ...]
-    """(seeds, photos) each; those that are subtracted are negative"""
+    """(seeds, photos) each; those that are subtracted are negative. Of steps, differences within rounds: (rounds, 1)"""
     over: str
-    """what was drawn at random: "seeds and photos", "photos", "seeds", or "nothing" """
+    """what was drawn at random: "seeds and photos", "photos", "seeds", "rounds", or "nothing" """
     minutes: float = 0.0
     """of one more seed"""
 
@@ -106,49 +106,59 @@ def judge(claim: Claim, measured: Measured | None, resamples: int = RESAMPLES) -
         verdict = CONFIRMED
     elif high < claim.least or measured.over == "nothing":
         verdict = REFUTED
+    elif measured.over == "rounds":
+        needed = f"a quieter machine: delete {claim.table}/{STUDY} and run it again"
     else:
         needed, hours = budget(measured, claim.least)
     return Verdict(verdict, value, low, high, seeds, photos, measured.over, needed, hours)
 
 
 def budget(measured: Measured, least: float) -> tuple[str, float | None]:
-    """Seeds, photos or rounds with which the interval would not include `least`, and hours of runs for more seeds"""
+    """Seeds or photos with which the interval would not include `least`, and hours of runs for more seeds"""
     seeds, photos = measured.rows[0].shape
-    unit = next((name for name in ("photos", "rounds") if name in measured.over), "")
     gap = abs(measured.value - least)
     parts = Components.of(measured.rows)
     more_seeds = range(max(2, seeds), MOST_SEEDS + 1) if "seeds" in measured.over else (seeds,)
-    more_photos = range(1, MOST_PHOTOS + 1) if unit else (1,)
+    more_photos = range(1, MOST_PHOTOS + 1) if "photos" in measured.over else (1,)
     for times in more_photos:
         for count in more_seeds:
             if parts.half_width(count, times * photos) < gap:
                 # The bootstrap may be a little wider than the components say.
                 count = count + 1 if count == seeds and times == 1 and "seeds" in measured.over else count
                 words = [f"{count} seeds"] if "seeds" in measured.over else []
-                words += [f"{times * photos:,} {unit}"] if times > 1 else []
+                words += [f"{times * photos:,} photos"] if times > 1 else []
                 hours = (count - seeds) * measured.minutes / 60 if "seeds" in measured.over else None
-                return " and ".join(words) or f"a few more than {photos:,} {unit}", hours
+                return " and ".join(words) or f"a few more than {photos:,} photos", hours
     limits = [f"{MOST_SEEDS} seeds"] if "seeds" in measured.over else []
-    limits += [f"{MOST_PHOTOS * photos:,} {unit}"] if unit else []
+    limits += [f"{MOST_PHOTOS * photos:,} photos"] if "photos" in measured.over else []
     return f"more than {' and '.join(limits)}", None
 
 
 def measure(claim: Claim, grid: Grid, folder: Path) -> Measured | None:
     """What was measured about a claim, over the seeds and photos that both rows have. None if a row is not run."""
+    if grid.study == "speed":
+        return _steps(claim, grid, folder)
     if grid.study == "train":
         rows = [_trained(grid, folder, name, claim.measure) for name in claim.rows]
         over = "seeds" if claim.measure == LOST else "seeds and photos"
         minutes = sum(_minutes(grid, folder, name) for name in claim.rows)
     else:
         values, minutes = study_values(grid, folder), _minutes(grid, folder, grid.rows[0].name)
-        if grid.study == "speed":
-            values = {seed: relative(each, grid.reference) for seed, each in values.items()}
         rows = [
             {seed: _part(each.get(name, {}), grid, claim.measure) for seed, each in values.items()}
             for name in claim.rows
         ]
-        over = {"growth": "nothing", "ensemble": "photos", "speed": "rounds"}.get(grid.study, "seeds and photos")
+        over = {"growth": "nothing", "ensemble": "photos"}.get(grid.study, "seeds and photos")
     return _subtract(rows, over, minutes)
+
+
+def _steps(claim: Claim, grid: Grid, folder: Path) -> Measured | None:
+    """Differences of two steps within each round, in per cent of the reference's step"""
+    speed = read_speed(folder / STUDY, grid)
+    if speed is None:
+        return None
+    row, against = (speed.percent(name, grid.reference) for name in (claim.row, claim.against))
+    return Measured((np.array([[row[number] - against[number]] for number in row]),), "rounds")
 
 
 def _subtract(rows: Sequence[Mapping[int, Mapping[str, float]]], over: str, minutes: float) -> Measured | None:
@@ -215,7 +225,7 @@ def verdict_lines(verdicts: Sequence[tuple[Claim, Verdict]]) -> list[list[str]]:
         ours, over, words = "", "", verdict.verdict
         if verdict.value is not None:
             ours = f"{verdict.value:+.1f} ({verdict.low:+.1f} … {verdict.high:+.1f})"
-            counts = {"seeds": verdict.seeds, "photos": verdict.photos, "rounds": verdict.photos}
+            counts = {"seeds": verdict.seeds, "photos": verdict.photos, "rounds": verdict.seeds}
             drawn = [f"{count:,} {name}" for name, count in counts.items() if name in verdict.over]
             over = ", ".join(drawn) or "counted, not sampled"
         if verdict.needed:

@@ -32,7 +32,7 @@ from haav.studies.control import mask_photo, noised_weights
 from haav.studies.describe import cost, count_parameters, with_equal_views
 from haav.studies.grid import Grid, Row
 from haav.studies.outcomes import RESULT, final_folder, photo_scores, read_outcome
-from haav.studies.speed import step_seconds
+from haav.studies.speed import measure_speed, read_speed
 from haav.train.run import RunFiles
 
 STUDY = "study.json"
@@ -89,7 +89,8 @@ def study_models(
     if grid.study == "growth":
         _write(folder / STUDY, {row.name: growth(grid, row) for row in grid.rows})
     elif grid.study == "speed":
-        _once(folder / STUDY, lambda: step_seconds(grid, report))
+        if read_speed(folder / STUDY, grid) is None:
+            _write(folder / STUDY, measure_speed(grid, report))
     elif grid.study == "ensemble" and len(models) == len(grid.seeds):
         file = ensemble_file(folder, models.values())
         _once(file, lambda: ensemble(list(models.values()), file.parent))
@@ -102,11 +103,11 @@ def study_models(
 
 
 def study_values(grid: Grid, folder: Path) -> dict[int, Values]:
-    """Seed → what the study measured with that model. Studies without seeds have one entry."""
+    """Seed → what the study measured with that model. An ensemble and the growth have one entry."""
     trained = {seed: Trained.of(grid, folder, grid.rows[0], seed) for seed in grid.seeds}
     models = {seed: model for seed, model in trained.items() if model is not None}
     files = {seed: model.place / f"{grid.study}-{STUDY}" for seed, model in models.items()}
-    if not grid.is_trained:
+    if grid.study == "growth":
         files = {0: folder / STUDY}
     elif grid.study == "ensemble":
         files = {0: ensemble_file(folder, models.values())} if len(models) == len(grid.seeds) else {}

@@ -13,7 +13,7 @@ import numpy as np
 from haav import __version__
 from haav.data.mixture import parse_sources
 from haav.files import write_atomically
-from haav.plots import Interval, draw_intervals, svg_file
+from haav.plots import Interval, draw_intervals, is_installed, svg_file
 from haav.studies.ablate import PLACES
 from haav.studies.claims import (
     CONFIRMED,
@@ -31,8 +31,8 @@ from haav.studies.claims import (
 from haav.studies.grid import Grid
 from haav.studies.outcomes import all_outcomes, is_flat, last_fifth, markdown, mean_curves, read_outcomes, table
 from haav.studies.plan import ALL, Planned, Session, plan
-from haav.studies.speed import Seconds, relative
-from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, study_values
+from haav.studies.speed import Speed, read_speed
+from haav.studies.trained import GIGAFLOPS_OF, PARAMETERS_OF, STUDY, study_values
 
 PAGE, FIGURE, JSON = "reproduce.md", "reproduce.svg", "reproduce.json"
 
@@ -62,6 +62,7 @@ def write_page(session: Session) -> None:
     speed, source = session.speed
     left = sum(each.hours for each in planned)
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
+    (session.out / FIGURE).unlink(missing_ok=True)  # of other results
     if figure := _figure(judged):
         write_atomically(session.out / FIGURE, lambda file: file.write_text(figure, encoding="utf-8"))
         lines += [f"![Our intervals and the paper's figures]({FIGURE})", ""]
@@ -84,16 +85,18 @@ def write_page(session: Session) -> None:
 
 
 def _figure(judged: Sequence[tuple[Claim, Verdict]]) -> str:
-    """The intervals of all claims on what models do, as SVG; empty if there is none"""
+    """The intervals of all claims that are over photos or several seeds, as SVG; empty if there is none"""
     intervals = []
     for claim, verdict in judged:
         value, low, high = verdict.value, verdict.low, verdict.high
-        if verdict.over not in ("nothing", "rounds") and value is not None and low is not None and high is not None:
-            intervals.append(Interval(claim.claim, verdict.verdict, value, low, high, claim.least, claim.paper))
-    if not intervals:
+        sampled = verdict.seeds > 1 if "seeds" in verdict.over else "photos" in verdict.over
+        if sampled and value is not None and low is not None and high is not None:
+            label = claim.claim if claim.measure == "CIDEr" else f"{claim.claim} ({claim.measure})"
+            intervals.append(Interval(label, verdict.verdict, value, low, high, claim.least, claim.paper))
+    if not intervals or not is_installed():
         return ""
     kinds = (UNDECIDED, REFUTED, CONFIRMED)  # blue, orange, green
-    return svg_file(draw_intervals(intervals, kinds, "points, with 95 % interval", "the paper"))
+    return svg_file(draw_intervals(intervals, kinds, "CIDEr, or what is named", "bound of the claim", "the paper"))
 
 
 def _given(session: Session) -> list[str]:
@@ -137,25 +140,25 @@ def _table(session: Session, name: str, planned: Sequence[Planned]) -> tuple[lis
             what = "not run" if not each.done else f"{each.done} of {each.runs} runs done"
             why = f" ({each.reason})" if each.reason else ""
             lines.append(f"- {each.row}: {what}{why}; {each.hours:.1f} h left.")
+    study_lines, study = _study(grid, folder)
+    return [*lines, *study_lines], {"title": grid.title, "rows": rows, "study": study}
+
+
+def _study(grid: Grid, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """What was measured beside captions, as lines of Markdown and as JSON"""
+    if grid.study == "speed":
+        speed = read_speed(folder / STUDY, grid)
+        return (_speed(grid, speed), asdict(speed)) if speed is not None else ([], {})
     values = study_values(grid, folder) if grid.study != "train" else {}
+    if not any(values.values()):
+        return [], {}
+    if grid.study == "growth":
+        return [_growth(values[0])], dict(values[0])
     study = {str(seed): {row: _summary(part) for row, part in each.items() if part} for seed, each in values.items()}
-    if study:
-        heads = ["", *(f"seed {seed}" for seed in study)] if len(study) > 1 else ["", "value"]
-        names = list(dict.fromkeys(row for each in study.values() for row in each))
-        cells = [
-            [row, *(f"{each[row]['mean']:.2f}" if row in each else "–" for each in study.values())] for row in names
-        ]
-        if grid.study == "growth":
-            lines += [_growth(values[0])]
-        elif grid.study == "speed":
-            lines += [_speed(grid, values[0])]
-        else:
-            lines += [markdown([heads, *cells])]
-    return lines, {
-        "title": grid.title,
-        "rows": rows,
-        "study": study if grid.is_trained or not values else values[0],
-    }
+    heads = ["", *(f"seed {seed}" for seed in study)] if len(study) > 1 else ["", "value"]
+    names = list(dict.fromkeys(row for each in study.values() for row in each))
+    cells = [[row, *(f"{each[row]['mean']:.2f}" if row in each else "–" for each in study.values())] for row in names]
+    return [markdown([heads, *cells])], study
 
 
 def _curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
@@ -184,13 +187,13 @@ def _growth(values: Mapping[str, Mapping[str, float]]) -> str:
     return markdown([*lines, *([head, *(f"{each[head]:.2f}" for each in values.values())] for head in rest)])
 
 
-def _speed(grid: Grid, seconds: Seconds) -> str:
-    """Steps per second of each row, and its step beside that of the reference; medians over rounds"""
-    percent = relative(seconds, grid.reference)
+def _speed(grid: Grid, speed: Speed) -> list[str]:
+    """Steps per second of each row, and its step beside that of the reference; means over rounds"""
     lines = [["", "steps/s", f"step, % of {grid.reference}", "paper steps/s", "paper step, %"]]
     for row in grid.rows:
         paper, first = row.paper["steps/s"], grid.row(grid.reference).paper["steps/s"]
-        ours = 1 / np.median(list(seconds[row.name].values()))
-        step = np.median(list(percent[row.name].values()))
+        ours = 1 / np.mean(list(speed.seconds[row.name].values()))
+        step = np.mean(list(speed.percent(row.name, grid.reference).values()))
         lines.append([row.name, f"{ours:.2f}", f"{step:.0f}", f"{paper:g}", f"{100 * first / paper:.0f}"])
-    return markdown(lines)
+    about = f"Ours on {speed.machine}, the paper's on a GPU. Flags do not change the sizes of this table."
+    return [markdown(lines), "", about]
