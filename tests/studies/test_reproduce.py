@@ -30,6 +30,7 @@ from haav.studies.claims import (
     UNDECIDED,
     Claim,
     Measured,
+    Verdict,
     cider_lost,
     judge,
     load_claims,
@@ -634,3 +635,9 @@ def test_hours_count_a_small_set_as_often_as_an_epoch_goes_through_it() -> None:
     again = replace(config, train=replace(config.train, epoch_steps=25))
     once, thrice = (training_flops(each, photos=100, val=0) for each in (config, again))
     assert thrice == 3 * once, "10 steps go through 100 photos, so 25 steps need three rounds"
+
+
+def test_one_seed_is_called_so() -> None:
+    verdict = Verdict(UNDECIDED, 1.0, 0.0, 2.0, seeds=1, photos=3000, over="seeds and photos")
+    assert "1 seed, 3,000 photos" in verdict_lines([(CLAIM, verdict)])[1]
+    assert "2 seeds, 3,000 photos" in verdict_lines([(CLAIM, replace(verdict, seeds=2))])[1]

@@ -226,7 +226,11 @@ def verdict_lines(verdicts: Sequence[tuple[Claim, Verdict]]) -> list[list[str]]:
         if verdict.value is not None:
             ours = f"{verdict.value:+.1f} ({verdict.low:+.1f} … {verdict.high:+.1f})"
             counts = {"seeds": verdict.seeds, "photos": verdict.photos, "rounds": verdict.seeds}
-            drawn = [f"{count:,} {name}" for name, count in counts.items() if name in verdict.over]
+            drawn = [
+                f"{count:,} {name if count > 1 else name.removesuffix('s')}"
+                for name, count in counts.items()
+                if name in verdict.over
+            ]
             over = ", ".join(drawn) or "counted, not sampled"
         if verdict.needed:
             words += f" at this budget; would need {verdict.needed}"

@@ -144,9 +144,7 @@ def noise(model: Trained) -> Values:
     )
     clean, noised = noised_weights(captioner, stored, (SHARE,))
     return {
-        view: {
-            photo: 100 * float(np.mean(steps) - np.mean(noised[view][SHARE][photo])) for photo, steps in weights.items()
-        }
+        view: {photo: _points(np.mean(steps) - np.mean(noised[view][SHARE][photo])) for photo, steps in weights.items()}
         for view, weights in clean.items()
     }
 
@@ -164,11 +162,16 @@ def mask(model: Trained, images: Mapping[str, PhotoRef]) -> Values:
             continue  # a photo that cannot be read has no object to cover
         for view in case.clean if case is not None else ():
             assert case is not None
-            change = float(np.mean(case.clean[view]) - np.mean(case.covered[view]))
-            lost.setdefault(view, {})[photo.id] = 100 * change
+            change = np.mean(case.clean[view]) - np.mean(case.covered[view])
+            lost.setdefault(view, {})[photo.id] = _points(change)
     if not lost:
         raise ConfigError("no caption of a val photo names an object that was found in it: nothing can be covered.")
     return lost
+
+
+def _points(share: np.floating[Any]) -> float:
+    """Percentage points, rounded, since these files are copied to other machines"""
+    return round(100 * float(share), 4)
 
 
 def growth(grid: Grid, row: Row) -> dict[str, float]:
