@@ -20,8 +20,8 @@ haav=${HAAV:-haav}
 # Two views on Flickr8k. On COCO four, as in the paper: objects, the grid, sentences for the photo and for five crops.
 declare -A looks=([flickr8k]=patches [coco]=patches,patch_objects) texts=([flickr8k]=text_whole [coco]=text_whole,text_five)
 # Budgets: 12 epochs of Flickr8k in batches of 16 photos with all their captions are 4,500 steps, ten of COCO in batches of 32
-# with two captions are 5,950. The moving average of the weights is scored, so that curves are smooth enough to tell whether they are flat
-# (2026-11-19-paper-tables.md). bfloat16 needs a CPU with units for it.
+# with two captions are 5,950. The moving average of the weights is scored, so that curves are smooth enough to tell whether
+# they are flat (2026-11-19-paper-tables.md). bfloat16 needs a CPU with units for it.
 declare -A budgets=(
     [flickr8k]="--train.epochs 12 --train.evaluate_every 2 --train.batch 16 --train.captions 5 --train.ema 0.995
         --train.precision bf16 --rates 5e-4,1e-3,2e-3"
