@@ -58,7 +58,9 @@ def write_page(session: Session) -> None:
     names = session.tables(ALL)
     planned = plan(session, names)
     judged = verdicts(session, planned)
-    spent = sum(outcome.minutes for outcome in all_outcomes(session.out).values()) / 60
+    outcomes = all_outcomes(session.out).values()
+    spent = sum(outcome.minutes for outcome in outcomes) / 60
+    splits = sorted({outcome.split for outcome in outcomes})
     speed, source = session.speed
     left = sum(each.hours for each in planned)
     lines = ["# The paper's claims", "", markdown(verdict_lines(judged)), ""]
@@ -70,6 +72,7 @@ def write_page(session: Session) -> None:
         f"Hours of all runs together: {spent:.1f} spent, {left:.1f} left. Runs in parallel count each for itself.",
         f"Hours of rows without a finished run are estimated from FLOPs at {speed:.0f} GFLOP/s ({source}).",
         "A row is flat if CIDEr on val changes by less than 0.3 in the last fifth of its epochs.",
+        *([f"Scores are on {' and '.join(splits)}."] if splits else []),
         *_given(session),
     ]
     tree: dict[str, Any] = {"version": __version__, "settings": dict(session.overrides)}
