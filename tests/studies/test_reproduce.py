@@ -37,7 +37,7 @@ from haav.studies.claims import (
     measure,
     verdict_lines,
 )
-from haav.studies.grid import Grid, Row, load_grid
+from haav.studies.grid import Grid, Row, load_grid, with_budget
 from haav.studies.hours import training_flops
 from haav.studies.outcomes import (
     PHOTOS,
@@ -279,6 +279,12 @@ def test_rows_with_fewer_labels_have_as_many_steps() -> None:
     assert (settings["train.epochs"], settings["train.evaluate_every"]) == ("15", "2")
     whole = grid.settings_of(grid.row("HAAV 100 %"), 0, {"train.epochs": "6"})
     assert whole["train.epochs"] == "6"
+
+
+def test_a_table_with_a_rate_of_its_own_tries_no_others() -> None:
+    slow, other = (with_budget(load_grid(name), (5,), (0.1, 0.2)) for name in ("slow-start", "decoders"))
+    assert (slow.seeds, slow.rates, other.rates) == ((5,), (), (0.1, 0.2))
+    assert slow.settings_of(slow.rows[0], 5, {"train.lr": "0.1"})["train.lr"] == "0.001"
 
 
 @pytest.mark.parametrize(("name", "epochs"), [("overfit", "40"), ("slow-start", "4")])

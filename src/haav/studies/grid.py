@@ -144,8 +144,9 @@ def _check(grid: Grid, name: str) -> None:
 
 
 def with_budget(grid: Grid, seeds: Sequence[int] = (), rates: Sequence[float] = ()) -> Grid:
-    """The grid with other seeds and learning rates, where they are given."""
-    return replace(grid, seeds=tuple(seeds) or grid.seeds, rates=tuple(rates) or grid.rates)
+    """The grid with other seeds and learning rates, where they are given and it does not fix its own."""
+    own = "train.lr" in grid.fixed or not rates
+    return replace(grid, seeds=tuple(seeds) or grid.seeds, rates=grid.rates if own else tuple(rates))
 
 
 def to_tree(grid: Grid) -> dict[str, Any]:
