@@ -19,7 +19,7 @@ tables=("$@")
 haav=${HAAV:-haav}
 # Two views on Flickr8k. On COCO four, as in the paper: objects, the grid, sentences for the photo and for five crops.
 declare -A looks=([flickr8k]=patches [coco]=patches,patch_objects) texts=([flickr8k]=text_whole [coco]=text_whole,text_five)
-# Budgets: 12 epochs of Flickr8k in batches of 16 photos with all their captions are 4,500 steps, four of COCO are 4,764. The
+# Budgets: 12 epochs of Flickr8k in batches of 16 photos with all their captions are 4,500 steps, four of COCO are 4,760. The
 # moving average of the weights is scored, so that curves are smooth enough to tell whether they are flat
 # (2026-11-19-paper-tables.md). bfloat16 needs a CPU with units for it.
 declare -A budgets=(
