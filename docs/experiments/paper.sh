@@ -10,7 +10,8 @@
 # The page and its figure are copied to paper-SET.md and paper-SET.svg beside this script. Results of finished runs are kept
 # there in paper-SET.tar.xz, without models and captions. Where OUT has no runs yet, they are unpacked first, so that on
 # another machine a finished run is repeated only where its model is read (studies, second stages).
-# SETTINGS: settings of all runs instead of the budgets below; WORKERS: runs in parallel (default: 2)
+# SETTINGS: settings of all runs instead of the budgets below; WORKERS: runs in parallel (default: 2);
+# ROWS: names of the rows to run, comma-separated (default: all rows of the tables)
 set -euo pipefail
 data=$1 out=$2 here=$(dirname "$0")
 shift 2
@@ -88,7 +89,7 @@ reproduce() {
     fi
     "$haav" reproduce "$table" --out "$out/$set/paper" --data.dataset "$data/$set/dataset_$set.json.gz" \
         --data.store "$out/$set/views" --bridge "$out/$set/bridge" --textdb "$out/$set/texts" \
-        --images "$(tars "$set")" --workers "${WORKERS:-2}" "${more[@]}" "${settings[@]}" || status=$?
+        --images "$(tars "$set")" --workers "${WORKERS:-2}" --rows "${ROWS:-}" "${more[@]}" "${settings[@]}" || status=$?
     (cd "$out/$set/paper" && find . -name result.json -o -name photos.json -o -name '*study.json' -o -name 'seed-*.json') |
         tar -cJf "$results.part" -C "$out/$set/paper" --sort=name --mtime=@0 --owner=0 --group=0 -T -
     mv "$results.part" "$results"

@@ -155,6 +155,16 @@ def test_each_run_is_looked_at_once_and_the_first_seed_chooses_the_rate(tmp_path
     ]
 
 
+def test_only_the_chosen_rows_are_looked_at_and_the_table_has_all(tmp_path: Path) -> None:
+    grid = Grid("", "toy", {}, (0,), (Row("a", {}, {}), Row("b", {}, {})))
+    for row in ("a", "b"):
+        done(run_folder(tmp_path, row, 0), outcome(row, 0))
+    told: list[str] = []
+    assert len(run_grid(grid, tmp_path, {}, report=told.append, only=["b"])) == 2
+    assert told == ["b, seed 0: CIDEr 50.0 on val"]
+    assert "| a |" in (tmp_path / "table.md").read_text()
+
+
 def test_the_last_fifth_is_read_off_the_curve() -> None:
     """Of 10 epochs it begins at 8. Between 6 and 10 the curve rises from 0.70 to 0.74: 0.02 to go at 8."""
     assert last_fifth([(2, 0.1), (6, 0.70), (10, 0.74)]) == pytest.approx(2.0)
@@ -424,6 +434,16 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
     assert (row.done, row.left, row.hours) == (2, 1, 1.5)
 
 
+def test_a_plan_of_some_rows_shares_nothing_with_the_others() -> None:
+    chosen = ("joint", "labelled only")
+    session = Session(Path("nowhere"), seeds=(0,), rates=(0.001,), rows=chosen, dry=True, gigaflops=1.0)
+    planned = plan(session, ["encodings", "decoders", "semi"], all_rows=False)
+    assert [(row.table, row.row, row.shared) for row in planned] == [
+        ("decoders", "joint", 0),
+        ("semi", "labelled only", 0),
+    ]
+
+
 def test_a_plan_does_not_count_first_stages_that_other_tables_have() -> None:
     session = Session(Path("nowhere"), seeds=(0,), rates=(0.001,), dry=True, gigaflops=1e-9 / 3600)
     alone = {row.row: row.hours for row in plan(session, ["main"])}
@@ -508,6 +528,9 @@ def test_the_page_lists_every_row_also_of_what_is_not_run(tmp_path: Path) -> Non
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "encoding", "--plan"]) == 2
     assert "unknown table 'encoding'. Did you mean 'encodings'" in capsys.readouterr().err
+    for flags in (["--plan"], ["--out", str(tmp_path)]):
+        assert main(["reproduce", "encodings", "--rows", "concatenatd", *flags]) == 2
+        assert "unknown row 'concatenatd'. Did you mean 'concatenated'" in capsys.readouterr().err
     assert main(["reproduce", "encodings", "--seeds", "0,0"]) == 2
     assert "--seeds takes numbers that differ" in capsys.readouterr().err
     assert main(["reproduce", "encodings", "--out", str(tmp_path)]) == 2

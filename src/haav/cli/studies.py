@@ -167,6 +167,7 @@ def reproduce(
     dry_run: Annotated[bool, "build every model, count parameters and hours, and run nothing; needs no data"] = False,
     seeds: Annotated[str, "random seeds, comma-separated (default: those of the table)"] = "",
     rates: Annotated[str, "learning rates to try, comma-separated (default: those of the table)"] = "",
+    rows: Annotated[str, "names of rows to run, comma-separated (default: all rows of the table)"] = "",
     workers: Annotated[int, "runs in parallel"] = 1,
     bridge: Annotated[str | None, "labels: directory of haav bridge that the text views were made with"] = None,
     textdb: Annotated[str | None, "labels: directory of haav textdb that the text views were made with"] = None,
@@ -201,6 +202,7 @@ def reproduce(
         gflops,
         full,
         dry_run,
+        tuple(listed(rows)),
         _report,
     )
     tables = session.tables(table or "all")
@@ -208,10 +210,11 @@ def reproduce(
         reproduce(session, tables)
         print((Path(out) / PAGE).read_text(encoding="utf-8"))
         return 0
-    rows = plan_rows(session, tables)
-    print(markdown(plan_lines(rows)))
+    session.check_rows(tables)
+    planned = plan_rows(session, tables, all_rows=False)
+    print(markdown(plan_lines(planned)))
     speed, source = session.speed
-    left = sum(row.hours for row in rows)
+    left = sum(row.hours for row in planned)
     print(f"{left:,.1f} hours left at {speed:,.0f} GFLOP/s ({source}); rows with a finished run by its time.")
     wrong = check_parameters(session) if full else []
     for line in wrong:

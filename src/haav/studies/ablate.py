@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -73,10 +73,12 @@ def run_grid(
     report: Callable[[str], None] = lambda line: None,
     pool: Path | None = None,
     prepare: Prepare | None = None,
+    only: Collection[str] | None = None,
 ) -> list[Outcome]:
     """Train the runs that are not done yet. `overrides` replace settings of the grid, but not those of a row.
 
     `pool` is a folder of grids: a run with the same settings and data that one of them has done is not repeated.
+    `only`: names of the rows to train; None: all. The table has every row that is done.
     """
     check_installed("the curves of a grid")
     if grid.rates and "train.lr" in overrides:
@@ -135,7 +137,8 @@ def run_grid(
         return [(row, other, best) for other in others]
 
     seeds = [first] if grid.rates else grid.seeds
-    runs = [(row, seed, rate) for row in grid.in_order for seed in seeds for rate in grid.rates or (None,)]
+    chosen = [row for row in grid.in_order if only is None or row.name in only]
+    runs = [(row, seed, rate) for row in chosen for seed in seeds for rate in grid.rates or (None,)]
     with sigterm_interrupts():
         processes.work_through(runs, lambda run: work(*run), next_runs)
     outcomes = read_outcomes(grid, folder)

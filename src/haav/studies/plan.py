@@ -65,6 +65,8 @@ class Session:
     """the paper's own settings instead of those of the grids"""
     dry: bool = False
     """nothing of the data is looked at"""
+    rows: tuple[str, ...] = ()
+    """names of the rows to run; empty: all"""
     report: Callable[[str], None] = lambda line: None
 
     @cached_property
@@ -80,6 +82,17 @@ class Session:
 
     def folder(self, name: str) -> Path:
         return self.out / name
+
+    def chosen(self, grid: Grid) -> list[Row]:
+        """The rows to run, the reference first"""
+        return [row for row in grid.in_order if not self.rows or row.name in self.rows]
+
+    def check_rows(self, tables: Sequence[str]) -> None:
+        """Refuse rows that none of the tables has."""
+        names = list(dict.fromkeys(row.name for name in tables for row in self.grid(name).rows))
+        for name in self.rows:
+            if name not in names:
+                raise ConfigError(unknown("row", name, names))
 
     @cached_property
     def _grids(self) -> dict[str, Grid]:
@@ -176,14 +189,15 @@ class Session:
         return ""
 
 
-def plan(session: Session, tables: Sequence[str]) -> list[Planned]:
-    """Rows of tables with what is done and left. Builds each model, without its weights."""
+def plan(session: Session, tables: Sequence[str], all_rows: bool = True) -> list[Planned]:
+    """Rows of tables, or the chosen ones, with what is done and left. Builds each model, without its weights."""
     finished = _Finished.of(session.out)
     known: set[str] = set()
     planned = []
     for name in tables:
         grid = session.grid(name)
-        for row in grid.in_order if grid.is_trained else ():
+        rows = grid.in_order if all_rows else session.chosen(grid)
+        for row in rows if grid.is_trained else ():
             planned.append(_plan_row(session, name, grid, row, finished, known))
     return planned
 

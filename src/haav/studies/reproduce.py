@@ -20,21 +20,20 @@ from haav.studies.verdicts_page import write_page
 
 def reproduce(session: Session, tables: Sequence[str]) -> None:
     """Run what is left of the tables, in their order. The page and the JSON are written first, and after each."""
+    session.check_rows(tables)
     make_folder(session.out)
     write_page(session)  # so that wrong settings and damaged results are told before hours of training
     failed: list[HaavError] = []
     for name in tables:
         grid = session.grid(name)
-        reasons = {row.name: session.missing(grid, row) for row in grid.rows}
+        reasons = {row.name: session.missing(grid, row) for row in session.chosen(grid)}
         for row, reason in reasons.items():
             if reason:
                 session.report(f"{name}: {row} is not run: {reason}")
-        rows = tuple(row for row in grid.rows if not reasons[row.name])
-        reference = grid.reference if grid.reference in {row.name for row in rows} else ""
-        ready = replace(grid, rows=rows, reference=reference)
+        rows = [row for row, reason in reasons.items() if not reason]
         try:
             if rows:
-                _run(session, name, ready)
+                _run(session, name, grid, rows)
         except HaavError as error:  # raised when the other tables are done
             session.report(f"{name}: {error}")
             failed.append(error)
@@ -46,7 +45,7 @@ def reproduce(session: Session, tables: Sequence[str]) -> None:
         raise ConfigError(f"no row of '{tables[0]}' can be run: {next(iter(reasons.values()))}.")
 
 
-def _run(session: Session, name: str, grid: Grid) -> None:
+def _run(session: Session, name: str, grid: Grid, rows: Sequence[str]) -> None:
     folder = session.folder(name)
 
     def prepare(settings: Mapping[str, str]) -> Mapping[str, str]:
@@ -57,5 +56,5 @@ def _run(session: Session, name: str, grid: Grid) -> None:
     if grid.study == "growth":
         grid = replace(grid, settings={**grid.settings, **session.overrides})
     if grid.is_trained:
-        run_grid(grid, folder, session.overrides, session.workers, session.report, session.out, prepare)
+        run_grid(grid, folder, session.overrides, session.workers, session.report, session.out, prepare, rows)
     study_models(grid, folder, session.images, session.report)
