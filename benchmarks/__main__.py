@@ -26,6 +26,7 @@ from benchmarks.growth import exponent, growth
 from benchmarks.loading import loading
 from benchmarks.operations import operations
 from benchmarks.others import others
+from benchmarks.padding import padding
 from benchmarks.plain import by_torch, plain_beam_search
 from benchmarks.scale import scale
 from benchmarks.signal import signal
@@ -177,6 +178,7 @@ BENCHMARKS = {
     "operations": operations,
     "backends": backends,
     "training": training,
+    "padding": padding,
     "self-critical": self_critical,
     "reward": reward,
     "scoring": scoring,

@@ -185,6 +185,39 @@ def test_teacher_forcing_is_decoding_where_there_is_a_target(decoder: str) -> No
     assert_close(model.teacher_force(captions, targets, encoded), logits[targets])
 
 
+def captions_of_lengths(lengths: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Random captions (B, C, T), and where they have targets"""
+    longest = max(length for photo in lengths for length in photo)
+    targets = torch.arange(longest) < torch.tensor(lengths)[..., None]
+    return random_captions(len(lengths), len(lengths[0]), longest), targets
+
+
+def test_no_layer_of_the_transformer_reads_padding() -> None:
+    model = build_model(tiny_config().model).eval()
+    captions, targets = captions_of_lengths([[3, 9, 2], [1, 0, 4], [5, 5, 1]])
+    rows: list[torch.Size] = []
+    for layer in model.decoder.layers:
+        layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape))
+    model.teacher_force(captions, targets, model.encode(random_views()))
+    assert rows == [(3, 1, 3 + 9 + 2, D)] * len(model.decoder.layers), "one row per photo, as long as the longest"
+
+
+def test_gradients_of_captions_in_one_row_are_those_of_a_row_each() -> None:
+    model = build_model(tiny_config(**SILENT).model)
+    captions, targets = captions_of_lengths([[3, 9, 2], [1, 0, 4], [5, 5, 1]])
+    views, words = random_views(), torch.randint(WORDS, (int(targets.sum()),))
+
+    def gradients(logits: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(nn.functional.cross_entropy(logits, words), parameters))
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    encoded = model.encode(views)
+    wanted = gradients(model.decode(captions, model.init_cache(encoded)).logits[targets])
+    found = gradients(model.teacher_force(captions, targets, model.encode(views)))
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 @every_decoder
 def test_a_new_word_starts_as_the_mixture_it_is_given(decoder: str) -> None:
     model = build_model(tiny_config(decoder=decoder).model).eval()

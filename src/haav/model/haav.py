@@ -52,8 +52,7 @@ class Haav(nn.Module):
     def teacher_force(self, tokens: Tensor, targets: Tensor, encoded: EncodedViews) -> Tensor:
         """For losses: whole captions (B, C, T) → logits (N, words) of what follows each of the N tokens that have a
         target, (B, C, T) bool. The output layer, the largest product of all, skips padding."""
-        hidden, _, _ = self.decoder.read(tokens, self.init_cache(encoded))
-        logits: Tensor = self.decoder.output(hidden[targets])
+        logits: Tensor = self.decoder.output(self.decoder.read_whole(tokens, targets, self.init_cache(encoded)))
         return logits
 
     def forward(self, views: Views, tokens: Tensor) -> Decoded:

@@ -65,6 +65,11 @@ class Decoder(nn.Module, ABC):
         """tokens (B, C, T) → (B, C, T, D) states that `output` turns into scores, what each layer gathered, the cache
         after these words. `weighed`: as in `forward`"""
 
+    def read_whole(self, tokens: Tensor, targets: Tensor, cache: Cache) -> Tensor:
+        """Whole captions (B, C, T) → (N, D) states of the N tokens that have a target, (B, C, T) bool. For losses"""
+        states, _, _ = self.read(tokens, cache)
+        return states[targets]
+
     @property
     def exposes_weights(self) -> bool:
         """Whether it says how much each view counted"""

@@ -22,16 +22,17 @@ class DecoderLayer(Recomputable):
         self.feed_forward = FeedForward(d_model, d_ff, dropout)
 
     def forward(
-        self, words: Tensor, past: Tensor | None, causal: Tensor | None, memory: Memory, weighed: bool
+        self, words: Tensor, past: Tensor | None, visible: Tensor | None, memory: Memory, weighed: bool
     ) -> tuple[Tensor, Aggregated, Tensor]:
-        """words (B, C, T, D); keys and values (B·C, P, 2D) of the words before them
+        """words (B, C, T, D); keys and values (B·C, P, 2D) of the words before them; the words that each of them
+        attends to, True in (T, P + T), or in (B·C, 1, T, P + T) where captions differ
         → the words (B, C, T, D), and the keys and values with theirs (B·C, P + T, 2D)"""
         photos, captions, new, width = words.shape
         words = words.flatten(0, 1)
         known = self.attention.key_value(words)
         if past is not None:
             known = torch.cat([past, known], dim=1)
-        attended = self.attention(words, self.attention.split_known(known), causal, weighed=False)
+        attended = self.attention(words, self.attention.split_known(known), visible, weighed=False)
         # All captions of a photo ask its one memory: no copy per caption or beam.
         gathered: Aggregated = self.aggregator(attended.view(photos, captions * new, width), memory, weighed)
         return self.feed_forward(gathered.context).view(photos, captions, new, width), gathered, known
@@ -72,19 +73,44 @@ class TransformerDecoder(Decoder):
     def read(self, tokens: Tensor, cache: Cache, weighed: int | None = 0) -> tuple[Tensor, list[Aggregated], Cache]:
         new = tokens.shape[2]
         end = cache.length + new
-        positions = self.get_buffer("positions")
-        if end >= len(positions):
-            raise ValueError(f"caption of {end} words: this model has positions for {len(positions) - 1}.")
+        positions = self._positions(end)
         causal = None
         if new > 1:
             causal = torch.ones(new, end, dtype=torch.bool, device=tokens.device).tril(cache.length)
         x = self.words(tokens) + positions[cache.length + 1 : end + 1]
+        return self._through_layers(x, causal, cache, weighed)
+
+    def read_whole(self, tokens: Tensor, targets: Tensor, cache: Cache) -> Tensor:
+        """The captions of a photo are read as one row of their words, so that no layer works on padding. A word
+        attends to itself and to the words before it in its own caption."""
+        length = tokens.shape[2]
+        positions = self._positions(length)
+        needed = targets.flip(2).cumsum(dim=2).flip(2).flatten(1) > 0  # what follows the last target is not read
+        count = int(needed.sum(dim=1).max())
+        order = needed.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        caption, place = order // length, order % length
+        own_past = (caption[:, :, None] == caption[:, None]) & (place[:, :, None] >= place[:, None])
+        x = self.words(tokens.flatten(1).gather(1, order)) + positions[place + 1]
+        states, _, _ = self._through_layers(x[:, None], own_past[:, None], cache, weighed=0)
+        return states.squeeze(1)[targets.flatten(1).gather(1, order)]
+
+    def _positions(self, words: int) -> Tensor:
+        positions = self.get_buffer("positions")
+        if words >= len(positions):
+            raise ValueError(f"caption of {words} words: this model has positions for {len(positions) - 1}.")
+        return positions
+
+    def _through_layers(
+        self, x: Tensor, visible: Tensor | None, cache: Cache, weighed: int | None
+    ) -> tuple[Tensor, list[Aggregated], Cache]:
+        """embedded words (B, C, T, D), the words that each attends to → as `read` gives them"""
+        end = cache.length + x.shape[2]
         gathered: list[Aggregated] = []
         words: list[Tensor] = []
         first = 0 if weighed is None else len(self.layers) - weighed
         for index, layer in enumerate(self.layers):
             past = cache.words[index] if cache.words else None
-            x, aggregated, known = layer(x, past, causal, cache.memory[index], index >= first)
+            x, aggregated, known = layer(x, past, visible, cache.memory[index], index >= first)
             gathered.append(aggregated)
             words.append(known)
         return x, gathered, Cache(cache.memory, tuple(words), end)
