@@ -33,11 +33,10 @@ declare -A budgets=(
 # the kernel has them: a page fault takes 11 µs on a rented machine.
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000
-# jemalloc, where it is installed (Debian: libjemalloc2), finds free blocks faster: a step takes a seventh less.
-jemalloc=$(ldconfig -p | awk '/libjemalloc\.so\.2 / { print $NF; exit }')
-if [ -n "$jemalloc" ]; then
-    export LD_PRELOAD=$jemalloc
-    export MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always,narenas:1,oversize_threshold:0
+# tcmalloc, where it is installed (Debian: libtcmalloc-minimal4), finds free blocks faster: a step takes a tenth less.
+tcmalloc=$(ldconfig -p | awk '/libtcmalloc_minimal\.so\.4 / { path = $NF } END { print path }' || true)
+if [ -n "$tcmalloc" ]; then
+    export LD_PRELOAD=$tcmalloc TCMALLOC_RELEASE_RATE=0 TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES=1000000000
 fi
 step() { printf '\n== %s\n' "$*" >&2; }
 # tars SET [COUNT]: its tars, or the first of them
