@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haav.errors import StoreError
+from haav.store import lmdb
 from haav.store.lmdb import Store
 from haav.store.records import ViewManifest, pack, unpack
 from haav.store.shards import ShardStore, open_store, read_shard, write_shards
@@ -294,3 +296,22 @@ def test_views_of_a_second_store_replace_those_of_the_first(tmp_path: Path) -> N
         both.put("things", {})
     both.close()
     again.close()
+
+
+def test_threads_may_open_a_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "views").close()
+    check = lmdb.check_pages
+
+    def slowly(*args: object) -> None:  # as the pages of a large store are
+        time.sleep(0.2)
+        check(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lmdb, "check_pages", slowly)
+
+    def read(_: int) -> PhotoView:
+        with Store(tmp_path / "views") as store:
+            return store.get("things", "a.jpg")
+
+    with ThreadPoolExecutor(4) as executor:
+        one, *others = executor.map(read, range(4))
+    assert all(same(one, other) for other in others)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import lmdb
@@ -38,6 +39,8 @@ class _Handle:
 
 
 _handles: dict[tuple[int, str], _Handle] = {}
+_lock = Lock()
+"""of the handles: threads may open and close the same store at once"""
 
 
 class Store:
@@ -62,13 +65,14 @@ class Store:
     def _open(self) -> Any:
         """LMDB allows one handle per file and process, so stores of the same path share it."""
         key = (os.getpid(), str(self.path.resolve()))
-        handle = _handles.get(key)
-        if handle is None:
-            handle = _handles[key] = _Handle(self._map(), self.writable)
-        elif self.writable and not handle.writable:
-            raise StoreError(f"store {self.path} is open for reading in this process; close it before writing.")
-        handle.users += 1
-        return handle.env
+        with _lock:
+            handle = _handles.get(key)
+            if handle is None:
+                handle = _handles[key] = _Handle(self._map(), self.writable)
+            elif self.writable and not handle.writable:
+                raise StoreError(f"store {self.path} is open for reading in this process; close it before writing.")
+            handle.users += 1
+            return handle.env
 
     def _map(self) -> Any:
         """LMDB trusts the file that it maps, and a damaged one would kill the process, so its pages are checked."""
@@ -121,11 +125,12 @@ class Store:
             return
         self._env = None
         key = (os.getpid(), str(self.path.resolve()))
-        handle = _handles[key]
-        handle.users -= 1
-        if not handle.users:
-            del _handles[key]
-            handle.env.close()
+        with _lock:
+            handle = _handles[key]
+            handle.users -= 1
+            if not handle.users:
+                del _handles[key]
+                handle.env.close()
 
     def __enter__(self) -> Store:
         return self
