@@ -192,7 +192,7 @@ def captions_of_lengths(lengths: list[list[int]]) -> tuple[Tensor, Tensor]:
     return random_captions(len(lengths), len(lengths[0]), longest), targets
 
 
-def test_no_layer_of_the_transformer_reads_padding() -> None:
+def test_the_transformer_reads_the_captions_of_a_photo_as_one_row_of_words() -> None:
     model = build_model(tiny_config().model).eval()
     captions, targets = captions_of_lengths([[3, 9, 2], [1, 0, 4], [5, 5, 1]])
     rows: list[torch.Size] = []

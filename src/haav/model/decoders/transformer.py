@@ -81,8 +81,8 @@ class TransformerDecoder(Decoder):
         return self._through_layers(x, causal, cache, weighed)
 
     def read_whole(self, tokens: Tensor, targets: Tensor, cache: Cache) -> Tensor:
-        """The captions of a photo are read as one row of their words, so that no layer works on padding. A word
-        attends to itself and to the words before it in its own caption."""
+        """The captions of a photo are read as one row of their words, padded to the photo with the most words instead
+        of each caption to the longest. A word attends to itself and to the words before it in its own caption."""
         length = tokens.shape[2]
         positions = self._positions(length)
         needed = targets.flip(2).cumsum(dim=2).flip(2).flatten(1) > 0  # what follows the last target is not read
