@@ -197,6 +197,9 @@ BENCHMARKS = {
 
 def main(names: list[str]) -> int:
     """Each benchmark has a process, and so a peak of memory, of its own."""
+    if {"-h", "--help"} & {*names}:
+        print(f"{__doc__}\nBenchmarks: {', '.join(BENCHMARKS)}.")
+        return 0
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         print(f"unknown benchmark '{unknown[0]}'. Available: {', '.join(BENCHMARKS)}.", file=sys.stderr)

@@ -53,3 +53,8 @@ def test_two_commits_take_turns(tmp_path: Path) -> None:
     assert all(0.1 < result["ratio"] < 10 for result in results.values())
     trees = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert len(trees.splitlines()) == 1
+
+
+def test_benchmarks_name_themselves(capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run([sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, check=True, timeout=120)
+    assert "decoding, operations" in capfd.readouterr().out
