@@ -57,8 +57,13 @@ retrieve() {
     [ -e "$folder/texts/manifest.json" ] || "$haav" textdb --out "$folder/texts" --captions "$dataset" "$@"
     [ -e "$folder/bridge/manifest.json" ] || "$haav" bridge --store "$folder/views" --view patch_regions \
         --dataset "$dataset" --textdb "$folder/texts" --out "$folder/bridge" --epochs 20 --folds 3
-    "$haav" extract --images "$(tars "$set")" --store "$folder/views" --views "${texts[$set]}" \
-        --bridge "$folder/bridge" --textdb "$folder/texts"
+    sentences "$set" "${texts[$set]}"
+}
+
+# sentences SET VIEWS: what the bridge retrieves for the photos
+sentences() {
+    "$haav" extract --images "$(tars "$1")" --store "$out/$1/views" --views "$2" \
+        --bridge "$out/$1/bridge" --textdb "$out/$1/texts"
 }
 
 # unlabelled: photos of COCO's first three tars with sentences from Flickr8k's captions, for semi-supervised training
@@ -80,11 +85,24 @@ target.write_bytes(gzip.compress(json.dumps({"images": chosen}).encode()))
 PY
 }
 
+# more_views SET TABLE: views that only some tables read
+more_views() {
+    case $2 in
+        mask | views | all) look "$1" "$out/$1/views" patch_objects ;;&
+        views | all)
+            look "$1" "$out/$1/views" dino_patches
+            sentences "$1" text_five
+            ;;&
+        semi | all) [ "$1" = coco ] || unlabelled ;;
+    esac
+}
+
 # reproduce SET TABLE
 reproduce() {
     local set=$1 table=$2 more=() settings=() status=0
     read -d '' -ra settings <<<"${SETTINGS:-${budgets[$set]}}" || true
     local results=$here/paper-$set.tar.xz
+    more_views "$set" "$table"
     step "$set: $table"
     if [ ! -e "$out/$set/paper" ] && [ -e "$results" ]; then
         mkdir "$out/$set/paper" && tar -xJf "$results" -C "$out/$set/paper"
@@ -113,10 +131,6 @@ for table in "${tables[@]}"; do
             look coco "$out/coco/views" "${looks[coco]}"
             retrieve coco --text "$data/coco/train_captions_without_images.txt" --limit 60000
             reproduce coco "${table#coco:}"
-            ;;
-        semi | all)
-            unlabelled
-            reproduce flickr8k "$table"
             ;;
         *) reproduce flickr8k "$table" ;;
     esac

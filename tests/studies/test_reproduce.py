@@ -306,6 +306,12 @@ def test_flags_for_all_tables_do_not_change_how_long_such_a_table_is_trained(nam
         assert settings["train.schedule"] == "constant"
 
 
+def test_views_given_for_all_tables_leave_the_mask_study_those_that_a_covered_photo_has() -> None:
+    grid = load_grid("mask")
+    views = grid.settings_of(grid.rows[0], 0, {"data.views": "patches,patch_objects,text_whole"})["data.views"]
+    assert views == "patches,patch_objects"
+
+
 def test_the_papers_own_settings_are_those_of_its_code_for_every_table() -> None:
     session = Session(Path("nowhere"), full=True, dry=True)
     for name in session.tables("all"):
