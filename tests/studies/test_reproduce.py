@@ -20,6 +20,7 @@ import pytest
 
 from haav.cli.main import main
 from haav.config.load import grid_names, table_names
+from haav.data.toy import make_toy
 from haav.errors import ConfigError, TrainingError
 from haav.studies.ablate import THEN, config_of, run_grid, run_key
 from haav.studies.claims import (
@@ -438,6 +439,16 @@ def test_a_plan_counts_measured_hours_and_shared_runs(tmp_path: Path) -> None:
         done(run_folder(tmp_path / "encodings", haav.row, 0, rate), outcome(haav.row, 0, minutes=90.0))
     (row, *_) = plan(session, ["encodings"])
     assert (row.done, row.left, row.hours) == (2, 1, 1.5)
+
+
+def test_a_plan_without_data_says_that_its_hours_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "mask", "--dry-run", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert "0.0 hours left" in (said := capsys.readouterr().out)
+    assert "Give --data.dataset." in said
+    dataset, _ = make_toy(tmp_path / "toy")
+    assert main([*words, "--data.dataset", str(dataset)]) == 0
+    assert "Give --data.dataset." not in capsys.readouterr().out
 
 
 def test_a_plan_of_some_rows_shares_nothing_with_the_others() -> None:

@@ -216,6 +216,8 @@ def reproduce(
     speed, source = session.speed
     left = sum(row.hours for row in planned)
     print(f"{left:,.1f} hours left at {speed:,.0f} GFLOP/s ({source}); rows with a finished run by its time.")
+    if not full and "data.dataset" not in session.overrides:
+        print("Rows without a finished run count as 0: hours depend on the photos. Give --data.dataset.")
     wrong = check_parameters(session) if full else []
     for line in wrong:
         print(line, file=sys.stderr)
